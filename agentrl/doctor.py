@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import locale
 import os
 import resource
@@ -20,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -43,6 +45,7 @@ from agentrl.formatting.amounts import counted, size
 from agentrl.formatting.row_text import clock_text
 from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
+from agentrl.images import run_images
 from agentrl.protocol.rows import HostRow
 from agentrl.sandboxes import sandbox_cgroups, sandbox_choice
 from agentrl.store import datasets, server_checks
@@ -87,13 +90,14 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_cgroups(usable=cgroups.usable())
     yield check_clock(time.time, time.monotonic, time.sleep)
     yield check_mongod(needed=config is not None and config.has_mongo)
-    yield from check_sandboxes(config.tools if config is not None else {})
+    yield from check_sandboxes(*(config.tools, config.environments) if config is not None else ({},))
     yield from check_tool_packages(config.tools if config is not None else {})
     yield check_gpu(shutil.which("nvidia-smi"))
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
     if config is not None:
         yield from check_files(config)
         yield from check_inputs(config)
+        yield from check_tools(config)
     running = coordinator_of(state) if config is not None else None
     if config is not None and running is not None:
         yield from check_clocks_of_hosts(config.name, state)
@@ -239,22 +243,28 @@ def check_mongod(*, needed: bool) -> Check:
         return Check("mongod", "fail" if needed else "warn", missing.message, missing.hint)
 
 
-def check_sandboxes(servers: Mapping[str, ToolServer]) -> Iterator[Check]:
-    """Whether tool servers get their sandboxes here; without a run, whether they can."""
-    kinds = {name: each.sandbox for name, each in servers.items() if not each.address} or {"": Sandbox()}
+def check_sandboxes(
+    servers: Mapping[str, ToolServer], environments: Mapping[str, Environment] = MappingProxyType({})
+) -> Iterator[Check]:
+    """Whether tool servers and environments get their sandboxes here; without a run, whether they can."""
+    of_servers = {f"The tool server {name}": each.sandbox for name, each in servers.items() if not each.address}
+    apart = {f"The environment {name}": each.sandbox for name, each in environments.items()}
+    apart = {name: sandbox for name, sandbox in apart.items() if sandbox.kind != "none"}
+    kinds = of_servers | apart or {"": Sandbox()}
     weaker = {name: lacks for name, sandbox in kinds.items() if (lacks := sandbox_choice.choose(sandbox).lacks)}
     for name, lacks in weaker.items():
         what, _, cure = lacks.partition("; ")
         required = kinds[name].required
         end = "is not started" if required else f"runs {sandbox_choice.choose(kinds[name]).place}"
-        who = f"The tool server {name} {end}" if name else "Tool servers run without a sandbox"
+        who = f"{name} {end}" if name else "Tool servers run without a sandbox"
         yield Check("sandboxes", "fail" if required else "warn", f"{who}: {what}.", f"{cure[:1].upper()}{cure[1:]}.")
     in_processes = any(sandbox_choice.choose(each).kind == "process" for each in kinds.values())
     if in_processes and (unlimited := sandbox_cgroups.unlimited_on_host()):
         what, _, cure = unlimited.partition("; ")
         yield Check("sandboxes", "warn", f"Of a sandbox {what}.", f"{cure[:1].upper()}{cure[1:]}.")
     elif not weaker:
-        of_run = f"{len(kinds)} tool servers" if servers else "Tool servers"
+        of_run = f"{len(of_servers)} tool servers" if servers else "Tool servers"
+        of_run += f" and {len(apart)} environments" if apart else ""
         yield Check("sandboxes", "ok", f"{of_run} get the sandboxes that they are configured for.")
 
 
@@ -307,6 +317,22 @@ def check_files(config: RunConfig) -> Iterator[Check]:
     """The files that the run file names; only problems are reported."""
     for problem in file_checks.problems_of(config):
         yield Check("files", "fail", problem.message, problem.hint)
+
+
+def check_tools(config: RunConfig) -> Iterator[Check]:
+    """Every tool is called once, or said to be untried."""
+    from agentrl.toolbox import preflight  # It imports the SDK of MCP, which few checks need.
+
+    servers = [name for name, each in config.tools.items() if not packages_of(each)]
+    if not config.environments or not servers or any("toolbox" in host.runs for host in config.all_hosts.values()):
+        return
+    found: list[preflight.Trial] = []
+    asyncio.run(preflight.try_tools(config, servers, found.append))
+    works = sum(trial.verdict == "works" for trial in found)
+    yield Check("tools", "ok", f"{counted(works, 'tools')} answered when called once.")
+    for trial in found:
+        if trial.verdict != "works":
+            yield Check("tools", "fail" if trial.verdict == "fails" else "warn", trial.sentence, trial.hint)
 
 
 def check_inputs(config: RunConfig) -> Iterator[Check]:
@@ -387,6 +413,11 @@ def check_datasets(config: RunConfig) -> Iterator[Check]:
         held_out = datasets.split_of(rows, "eval", default="train")
         held_out += datasets.split_of(separate, "eval", default="eval")
         yield _split(name, environment.dataset, train, held_out, whole=whole)
+        for row in (*train, *held_out):
+            if problem := run_images.problem_of(config, row.query, *(one.content for one in row.earlier)):
+                sentence = f"environments.{name}: {row.file_and_number}: {problem}"
+                yield Check(f"images of {name}", "fail", sentence, "See `images` in docs/models.md.")
+                break
 
 
 def _cure(environment: Environment, wrong: ConfigError | OSError) -> str:

@@ -45,6 +45,10 @@ class ExitCode(enum.IntEnum):
     """`accounting` found sums that do not agree."""
     TAKEN_DOWN = 15
     """The run was taken down while `up` waited for it."""
+    CONTRACT = 16
+    """`check` found a fault in an environment."""
+    TOOLS = 17
+    """A tool failed when it was called before the run; nothing was started."""
     TEMPORARY = 75
     """A unit requests its restart; not counted as a death."""
     CONFIG = 78
@@ -153,6 +157,12 @@ class TakenDownError(AgentrlError):
     """The run was taken down while `up` waited for it."""
 
     exit_code = ExitCode.TAKEN_DOWN
+
+
+class ToolPreflightError(AgentrlError):
+    """A tool failed when it was called before the run."""
+
+    exit_code = ExitCode.TOOLS
 
 
 class ToldError(AgentrlError):

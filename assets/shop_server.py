@@ -50,6 +50,12 @@ DESCRIPTIONS = {
     "lookup": "The price of one item.",
     "calculator": "The value of an expression with + - * / and brackets; `ans` is the last result.",
 }
+EFFECTS = {"lookup": "pure", "calculator": "session"}
+"""What a call changes: the calculator remembers its result for its session."""
+EXAMPLES = {"lookup": {"item": ITEMS[0]}, "calculator": {"expr": "2*(3+4)"}}
+"""Arguments that each tool takes, for the one call of it before a run starts."""
+EFFECT_KEY = "agentrl/effect"
+EXAMPLE_KEY = "agentrl/example"
 SESSION_KEY = "agentrl/session"
 """The key of the session in the metadata of a call."""
 CALL_KEY = "agentrl/call"
@@ -182,7 +188,14 @@ def server_of(shop: Shop) -> Server[Any]:
     from mcp.server.lowlevel import Server
 
     offered = [
-        types.Tool(name=name, description=DESCRIPTIONS[name], input_schema=schema) for name, schema in TOOLS.items()
+        types.Tool(
+            name=name,
+            description=DESCRIPTIONS[name],
+            input_schema=schema,
+            annotations=types.ToolAnnotations(read_only_hint=EFFECTS[name] == "pure", open_world_hint=False),
+            _meta={EFFECT_KEY: EFFECTS[name], EXAMPLE_KEY: EXAMPLES[name]},
+        )
+        for name, schema in TOOLS.items()
     ]
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:

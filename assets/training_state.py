@@ -69,6 +69,13 @@ class RunStore:
             return 0, 0
         return (int(found[0]["steps"]), int(found[0]["records"])) if found else (0, 0)
 
+    def ended_attempts(self) -> int:
+        """By a cheap query."""
+        try:
+            return self._ask(self._opened().count("Record", {"outcome": {"$ne": ""}}))
+        except AgentrlError:
+            return 0
+
     def account(self) -> Account:
         return self._ask(accounting.account(self._opened()))
 

@@ -153,8 +153,18 @@ async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -
     from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 
     torch.set_num_threads(config.engines.threads)
+    # Those beside servers are on processors.
+    on_gpu = config.engines.kind == "embedded" and bool(config.engines.gpus)
+    if on_gpu and not torch.cuda.is_available():
+        raise ConfigError(
+            f"engines.gpus is {config.engines.gpus:g}, and torch finds no GPU that the engine may use.",
+            hint="Install a torch for GPUs, or leave engines.gpus out: the engine then computes on processors.",
+        )
     engine = EmbeddedEngine(
-        slots=config.engines.slots, context=config.sampling.context, gather_s=float(config.engines.gather_s)
+        slots=config.engines.slots,
+        context=config.sampling.context,
+        gather_s=float(config.engines.gather_s),
+        device="cuda" if on_gpu else "cpu",
     )
     engine.start()
     try:

@@ -76,19 +76,31 @@ async def _run(
     coordinator_pid: int,
     ended_early: Callable[[], bool],
 ) -> int:
-    loop, finished = asyncio.get_running_loop(), asyncio.Event()
+    finished = asyncio.Event()
+    agent, dealer = _connected_agent(args, home, key, lock, finished)
+    end = _end_in_order(args, agent, finished)
+    agent.start()
+    dealer.start()
+    if args.with_coordinator:
+        agent.guard(_watchdog(agent, home, lock, coordinator_pid))
+    if ended_early():
+        end()
+    if args.bound_to:
+        _on_end_of(args.bound_to, lambda: end("what carried its host agent has ended"))
+    log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.incarnations))
+    try:
+        await finished.wait()
+    finally:
+        dealer.close()
+        await agent.close()
+        lock.release()
+    return agent.exit_code
 
-    told = "its container was stopped" if ends_with_process_1() else "its host agent got SIGTERM"
 
-    def end(why: str = told) -> None:
-        if args.leave_within > 0:
-            agent.leave(args.leave_within, why)
-        else:
-            finished.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
+def _connected_agent(
+    args: argparse.Namespace, home: Home, key: ClientKey | None, lock: AgentLock, finished: asyncio.Event
+) -> tuple[Agent, Dealer]:
+    """The agent and its socket, which call each other. Neither has begun."""
     dealer = Dealer(
         home.coordinator,
         key=key,
@@ -104,30 +116,34 @@ async def _run(
         finished=finished,
         restore_files=lock.restore_file,
     )
-    agent.start()
-    dealer.start()
-    if args.with_coordinator:
-        agent.guard(
-            CoordinatorWatchdog(
-                agent.processes,
-                home.state_dir,
-                home.state_dir / "hosts" / home.host / "coordinator.log",
-                home.run,
-                on_given_up=lock.note_coordinator,
-                on_left=agent.coordinator_left,
-                on_taken=agent.run_was_taken,
-                started_pid=coordinator_pid,
-            )
-        )
-    if ended_early():
-        end()
-    if args.bound_to:
-        _on_end_of(args.bound_to, lambda: end("what carried its host agent has ended"))
-    log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.incarnations))
-    try:
-        await finished.wait()
-    finally:
-        dealer.close()
-        await agent.close()
-        lock.release()
-    return agent.exit_code
+    return agent, dealer
+
+
+def _end_in_order(args: argparse.Namespace, agent: Agent, finished: asyncio.Event) -> Callable[..., None]:
+    """What ends the agent, with the reason: also the signals from now on."""
+    told = "its container was stopped" if ends_with_process_1() else "its host agent got SIGTERM"
+
+    def end(why: str = told) -> None:
+        if args.leave_within > 0:
+            agent.leave(args.leave_within, why)
+        else:
+            finished.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
+    return end
+
+
+def _watchdog(agent: Agent, home: Home, lock: AgentLock, started_pid: int) -> CoordinatorWatchdog:
+    return CoordinatorWatchdog(
+        agent.processes,
+        home.state_dir,
+        home.state_dir / "hosts" / home.host / "coordinator.log",
+        home.run,
+        on_given_up=lock.note_coordinator,
+        on_left=agent.coordinator_left,
+        on_taken=agent.run_was_taken,
+        started_pid=started_pid,
+    )

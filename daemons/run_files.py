@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from pathlib import Path
 
 from agentrl.config.run import RunConfig
 from agentrl.engines.interface import WeightsRefusedError
@@ -66,10 +67,15 @@ class EngineFiles:
     def __init__(self, unit: Unit, files: UnitFiles) -> None:
         self._unit = unit
         self._files = files
+        self._base: list[str] = []
+        """The directory of the base that versions of adapters change."""
 
     async def bring(self, announced: Announced) -> None:
         """Returns when they are on this host. Raises WeightsRefusedError for a damaged manifest."""
         try:
+            if (base := announced.manifest.base) is not None:
+                self._base = [str(base.beside(Path(announced.path)))]
+                await self._files.bring(self._base[0], base.files)
             await self._files.bring(announced.path, announced.manifest.files, announced.manifest.deltas)
         except WrongListError as damaged:
             raise WeightsRefusedError(damaged.message) from damaged
@@ -79,4 +85,4 @@ class EngineFiles:
         self._unit.problem("files", "")
 
     async def keep(self, versions: Collection[int]) -> None:
-        await self._files.keep(path_of(version) for version in versions)
+        await self._files.keep([*map(path_of, versions), *self._base])

@@ -19,19 +19,23 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.files.frames import FilesError
 from agentrl.files.unit_files import UnitFiles
-from agentrl.rollout import chat_format, user_code
+from agentrl.images.run_images import limits_of
+from agentrl.rollout import chat_format, live_sections, user_code
 from agentrl.rollout.attempt import SamplerContext
 from agentrl.rollout.chat_format import ChatFormat
+from agentrl.rollout.other_models import Helpers
 from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.sampler_knobs import SamplerKnobs
 from agentrl.rollout.sampler_reporting import WaitMeter, reporting
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import SamplerToolbox, ServiceDirectory
+from agentrl.rollout.shown_images import DatabaseShelf, ShownImages
 from agentrl.rollout.user_code_faults import UserCodeFaults
 from agentrl.store import publications, run_database
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.other_model_calls import StoredLedger
 from agentrl.store.owners import Lease
 from agentrl.tracing import log_format
 from agentrl.unit import Unit, run_unit
@@ -72,16 +76,26 @@ async def main(unit: Unit) -> None:
                     log.warning("%s", sentence)
             await directory.look()
             waits = WaitMeter(unit)
+            helpers = Helpers(config, StoredLedger(database, unit.name))
             sampler = Sampler(
-                _context(waits, config, database, lease, directory, chat),
+                _context(waits, config, database, lease, directory, chat, helpers),
                 concurrency=knobs.concurrency.value,
                 settings=knobs.take,
                 tick=unit.tick,
             )
             knobs.of(sampler)
-            async with reporting(unit, sampler, waits):
-                with unit.phase("sampling", at_most_s=NO_PROGRESS_AT_MOST_S):
-                    await sampler.run()
+            following = asyncio.create_task(
+                live_sections.follow(unit.run_dir, config, helpers.configure, lambda: files.prepare("sampler")),
+                name="follow the run file",
+            )
+            try:
+                async with reporting(unit, sampler, waits):
+                    with unit.phase("sampling", at_most_s=NO_PROGRESS_AT_MOST_S):
+                        await sampler.run()
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                await helpers.models.close()
         await lease.close()
     finally:
         await close_scorers()
@@ -90,7 +104,13 @@ async def main(unit: Unit) -> None:
 
 
 def _context(
-    waits: WaitMeter, config: RunConfig, database: Database, lease: Lease, directory: ServiceDirectory, chat: ChatFormat
+    waits: WaitMeter,
+    config: RunConfig,
+    database: Database,
+    lease: Lease,
+    directory: ServiceDirectory,
+    chat: ChatFormat,
+    helpers: Helpers,
 ) -> SamplerContext:
     faults = UserCodeFaults(waits.unit.problem)
     return SamplerContext(
@@ -103,7 +123,9 @@ def _context(
         template=chat.template,
         vocabulary=chat.vocabulary,
         wait=waits.wait,
+        images=ShownImages(DatabaseShelf(database), chat.images, most_bytes=limits_of(config).bytes),
         faults=faults,
+        helpers=helpers,
     )
 
 
@@ -111,7 +133,6 @@ async def _first_chat_format(
     unit: Unit, config: RunConfig, database: Database, lease: Lease, files: UnitFiles
 ) -> ChatFormat | None:
     """Of the first published model. Returns None if this sampler is drained before."""
-    variables = config.model.template if config.model is not None else {}
     keeping = asyncio.create_task(lease.keep(), name="keep the lease")
     waiting = unit.wait("the first weights", on="trainer-0", at_most_s=FIRST_WEIGHTS_WITHIN_S)
     try:
@@ -122,7 +143,7 @@ async def _first_chat_format(
                 with contextlib.suppress(StoreUnavailableError, FilesError):
                     if (newest := await publications.newest(database)) is not None:
                         await files.bring(newest.path, publications.tokenizer_files(newest))
-                        return chat_format.read(unit.run_dir / newest.path, variables)
+                        return chat_format.of_run(unit.run_dir / newest.path, config)
                 unit.status("waits for the first weights")
                 await unit.sleep_async(LOOK_EVERY_S)
         return None

@@ -28,7 +28,7 @@ from agentrl.steward.steward import Steward
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store import indexes, run_database
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED, READY, REJECTED, UNDER_WAY, named
+from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED, READY, REJECTED, STAGE, UNDER_WAY, named
 from agentrl.tracing import log_format
 from agentrl.unit import Unit, run_unit
 from daemons import run_files
@@ -124,6 +124,7 @@ def _report_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
 
 async def _serve(unit: Unit, steward: Steward, replaying: asyncio.Task[None]) -> None:
     published_at, pause_s, before = float("-inf"), PACE_S, steward.counts
+    watched_at = time.monotonic()
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
             steward.paused = unit.paused
@@ -135,6 +136,9 @@ async def _serve(unit: Unit, steward: Steward, replaying: asyncio.Task[None]) ->
                     unit.publish_waits(await steward.waits())
                     unit.metric(REJECTED.name, await steward.rejected_version())
                     published_at = time.monotonic()
+                if time.monotonic() - watched_at >= steward.settings.reward_watch.every_s:
+                    unit.metrics(await steward.watch_reward())
+                    watched_at = time.monotonic()
             except (StoreUnavailableError, DiskError) as away:
                 log.warning("%s", away.message)
                 unit.status(f"waits for MongoDB: {away.message}")
@@ -147,6 +151,8 @@ async def _serve(unit: Unit, steward: Steward, replaying: asyncio.Task[None]) ->
             counted = done.admitted.counts
             unit.metric(UNDER_WAY.name, counted.in_flight)
             unit.metric(READY.name, counted.ready)
+            if steward.settings.stages:
+                unit.metric(STAGE.name, steward.stage + 1)
             pause_s = PACE_S if done.anything or counted != before else min(2 * pause_s, MOST_IDLE_S)
             before = counted
             if done.admitted.groups < admission.MOST_AT_ONCE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
 
 settings.register_profile("many", max_examples=3000, deadline=None, print_blob=True)
 """For tests that leave the number to the profile: `pytest tests/supervision --hypothesis-profile=many --timeout=0`."""
+
+
+# Lanes of tests share the cores: threads of one sum would wait for each other most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Most of what a lane imports and collects stays until its end.
+gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_configure() -> None:

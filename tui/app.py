@@ -32,9 +32,8 @@ from textual.worker import WorkerFailed, get_current_worker
 
 from agentrl.config import paths
 from agentrl.errors import AgentrlError
-from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.control_commands import WhyReport
 from tui import action_registry
-from tui.action_registry import SCREENS
 from tui.cli_runner import CliRunner
 from tui.command_palette import CommandPalette
 from tui.command_runner import CommandRunner
@@ -52,13 +51,15 @@ from tui.model.styled_text import Tone
 from tui.navigation import FILTER, Navigation
 from tui.playback_actions import PlaybackActions
 from tui.playback_connection import PlaybackConnection
+from tui.result_files import ResultFiles
 from tui.run_list import Place
+from tui.view_registry import SCREENS
 from tui.views.view import View
 from tui.widgets.keyboard import ALT, TextField, read_alt_keys
 from tui.widgets.themes import Styles, themes
 
 WHY_EVERY_S = 4.0
-NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new", "task.add"})
+NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new", "task.add", "evaluation.file"})
 """A browser page shows one run: it must not reach others or write files on this host."""
 CRASH_FILE = "console-crash.txt"
 MOST_WAITING = 4096
@@ -95,6 +96,7 @@ class Console(App[int]):
             self.register_theme(theme)
         self.theme = self.settings.theme
         self.registry = actions.rebound(self.settings.keys, action_registry.ACTIONS)
+        self.result_files = ResultFiles()
         self._leaving = False
         """The console is between two runs."""
         self.faults: dict[str, str] = {}
@@ -288,11 +290,11 @@ class Console(App[int]):
         if len(self.screen_stack) != 1 or self._leaving or isinstance(self.focused, Input):
             return False
         action = self._action_of(event.key)
-        if action is None:
-            # It may have a meaning in the view that a key before it opens.
-            waits = bool(self._waiting) and not event.key.startswith(ALT)
-        else:
-            waits = action.needs_rows and self.view.awaits_rows
+        # It may have another meaning in the view or the dialog that a key before it opens.
+        overtakes = event.key.startswith(ALT) if action is None else action.overtakes
+        waits = bool(self._waiting) and not overtakes
+        if action is not None and action.needs_rows:
+            waits = waits or self.view.awaits_rows
         if self.view.ready and not waits:
             if action is not None:
                 self._waiting.clear()

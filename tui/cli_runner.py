@@ -20,7 +20,7 @@ import msgspec
 from agentrl.client.run_processes import read_json
 from agentrl.config import paths
 from agentrl.errors import AgentrlError, OperationFailedError
-from agentrl.protocol.commands import Apply
+from agentrl.protocol.control_commands import Apply
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
 from tui.command_runner import CommandRunner

@@ -17,7 +17,8 @@ import msgspec
 
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.formatting.sentences import irrevocable
-from agentrl.protocol.commands import COMMANDS, Accepted, Tune
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.control_commands import Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
 from tui.console_interface import Host, work
 from tui.dialogs.form import INNER, Field, Form, Question, Values

@@ -19,6 +19,7 @@ from tui.model.notices import Notices
 from tui.model.playback import Playback
 from tui.model.styled_text import Tone
 from tui.playback_connection import PlaybackConnection
+from tui.result_files import ResultFiles
 from tui.widgets.themes import DARK
 
 A = TypeVar("A")
@@ -66,6 +67,8 @@ class Host(Protocol):
 
     @property
     def notices(self) -> Notices: ...
+    @property
+    def result_files(self) -> ResultFiles: ...
     @property
     def read_only(self) -> bool: ...
     @property

@@ -25,7 +25,9 @@ from tui.model.pending_commands import line
 from tui.model.styled_text import Tone
 from tui.views.calls import ToolErrors
 from tui.views.detail_pages import AlertPage, RowPage, UnitPage
+from tui.views.evaluations import Evaluations
 from tui.views.logs import Logs
+from tui.views.other_models import OtherModels
 from tui.views.query_views import WaitsPage
 from tui.views.records import RecordPage
 from tui.views.reviews import Reviews
@@ -44,6 +46,8 @@ PAGES: Mapping[str, Callable[[], View]] = {
     "why": WaitsPage,
     "tools": ToolServers,
     "tool-errors": ToolErrors,
+    "evaluations": Evaluations,
+    "other-models": OtherModels,
 }
 """Pages that have no digit."""
 FILTER = "filter"

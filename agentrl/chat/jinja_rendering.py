@@ -21,7 +21,8 @@ from typing import Any, Literal
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.errors import ConfigError
 
-Part = tuple[Literal["control", "text"], str]
+Part = tuple[Literal["control", "text", "image"], str]
+"""Text, a control token by its name, or an image by its name."""
 Message = Mapping[str, Any]
 ANY = "\0"
 """Stands in the opening of a message for any text."""
@@ -185,6 +186,13 @@ def end_tokens(directory: Path, tokenizer: Tokenizer) -> list[str]:
     ids = found if isinstance(found, list) else [found]
     by_id = {tokenizer.control(token): token for token in tokenizer.control_tokens()}
     return [by_id[one] for one in ids if isinstance(one, int) and one in by_id]
+
+
+def image_token(directory: Path, tokenizer: Tokenizer) -> str:
+    """The control token that stands for an image; empty for a model of texts."""
+    found = _json(directory / "config.json").get("image_token_id")
+    by_id = {tokenizer.control(token): token for token in tokenizer.control_tokens()}
+    return by_id.get(found, "") if isinstance(found, int) else ""
 
 
 def _json(file: Path) -> dict[str, Any]:

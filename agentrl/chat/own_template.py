@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +18,12 @@ from agentrl.chat.jinja_rendering import ANY, Message, Part, RefusedError, Rende
 from agentrl.chat.markups import hermes_tools
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
+from agentrl.tokens.image_marks import is_stored, mark, names_in, pieces, words
 
 _QUESTION: Message = {"role": "user", "content": "Question"}
 _ANSWER = "Answer"
+_NAME = "0" * 64
+"""Of an image."""
 _TOOL = ToolSpec(name="look_it_up", description="Looks it up.", schema={"type": "object", "properties": {}})
 _ARGUMENT = "Argument"
 _CALL = Call(_TOOL.name, {"key": _ARGUMENT})
@@ -31,10 +34,11 @@ _WRAP = ("<tool_response>\n", "\n</tool_response>")
 class OwnTemplate:
     """A `template.Writer`."""
 
-    def __init__(self, rendering: Rendering, ends: Sequence[str] = ()) -> None:
-        """`ends`: control tokens at which the model's own configuration stops. Raises RefusedError for a template
-        that cannot write a question and an answer."""
+    def __init__(self, rendering: Rendering, ends: Sequence[str] = (), placeholder: str = "") -> None:
+        """`ends`: control tokens at which the model's own configuration stops; `placeholder`: the one that stands for
+        an image. Raises RefusedError for a template that cannot write a question and an answer."""
         self._rendering = rendering
+        self._placeholder = placeholder
         self._opened = rendering.parts([_QUESTION], opening=True)
         self._plain = self._through_stop([_QUESTION, said(_ANSWER)])
         self.has_system = self._shows("Instructions", [{"role": "system", "content": "Instructions"}, _QUESTION])
@@ -62,7 +66,7 @@ class OwnTemplate:
             listed[at] = _message("user", f"{system}\n\n{listed[at]['content']}")
         if not self.has_results:
             listed = _without_tool_role(listed)
-        return self._rendering.parts(listed, self._functions(tools), opening=True)
+        return self._parts(listed, self._functions(tools), opening=True)
 
     def tool_results(self, results: Sequence[str], calls: Sequence[Call], ended: bool) -> list[Part]:
         if not self.has_results:
@@ -135,7 +139,7 @@ class OwnTemplate:
 
     def _added(self, before: Sequence[Part], messages: Sequence[Message], spoken: str, ended: bool) -> list[Part]:
         """What follows the assistant's turn, which has the text `spoken`, up to the next opening."""
-        parts = self._rendering.parts(messages, opening=True)
+        parts = self._parts(messages, opening=True)
         stop = before[-1]
         left = after(parts, before)
         if left is None:  # the template writes the turn in another way once something follows it
@@ -145,6 +149,34 @@ class OwnTemplate:
             at = tail.index(stop) if stop in tail else 0
             stop, left = tail[at], tail[at + 1 :]
         return left if ended else [stop, *left]
+
+    def _parts(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, opening: bool = False
+    ) -> list[Part]:
+        """With images in place of the tokens that the template writes for them."""
+        texts = [str(one["content"]) for one in messages if one["role"] != "assistant"]
+        names = list(filter(is_stored, names_in(*texts)))
+        if not names:
+            return self._rendering.parts(messages, tools, opening=opening)
+        if not self._placeholder:
+            raise RefusedError("The model reads no images.")
+        parts = self._rendering.parts([_in_pieces(one) for one in messages], tools, opening=opening)
+        written = [place for place, part in enumerate(parts) if part == ("control", self._placeholder)]
+        if len(written) != len(names):
+            raise RefusedError(
+                f"The model's chat template writes {len(written)} images of a conversation that has {len(names)}."
+            )
+        for place, name in zip(written, names, strict=True):
+            parts[place] = ("image", name)
+        return parts
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether the template writes images in messages of the user."""
+        try:
+            return any(kind == "image" for kind, _ in self._parts([_message("user", f"Look: {mark(_NAME)}")]))
+        except RefusedError:
+            return False
 
     def _called(self, calls: Sequence[Call]) -> list[Part]:
         return self._through_stop([_QUESTION, said("", calls)])
@@ -196,6 +228,20 @@ class OwnTemplate:
 
 def _message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
+
+
+def _in_pieces(message: Message) -> Message:
+    """With a list of texts and images as content, if it shows images. What the assistant wrote shows none."""
+    text = str(message["content"])
+    if message["role"] == "assistant" or not names_in(text):
+        return message
+    content = [
+        {"type": "image"}
+        if kind == "image" and is_stored(value)
+        else {"type": "text", "text": words(value) if kind == "image" else value}
+        for kind, value in pieces(text)
+    ]
+    return {**message, "content": content}
 
 
 def said(text: str, calls: Sequence[Call] = ()) -> Message:

@@ -12,15 +12,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from agentrl.chat import jinja_rendering, prefix_check, tool_call_parsers
-from agentrl.chat.jinja_rendering import ANY, Message, Part
+from agentrl.chat.jinja_rendering import ANY, Message, Part, merged
 from agentrl.chat.markups import markup_of
 from agentrl.chat.own_template import OwnTemplate, said
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
+from agentrl.tokens import image_ids
+
+ImageTokens = Mapping[str, Sequence[int]]
+"""The tokens of each image, by the name that texts have for it."""
+NO_IMAGES: ImageTokens = MappingProxyType({})
 
 
 class Writer(Protocol):
@@ -70,7 +76,13 @@ class Template:
         if not source:
             return cls(tokenizer)
         rendering = jinja_rendering.Rendering(source, names, tokenizer, variables or {})
-        return cls(tokenizer, OwnTemplate(rendering, jinja_rendering.end_tokens(directory, tokenizer)))
+        ends = jinja_rendering.end_tokens(directory, tokenizer)
+        return cls(tokenizer, OwnTemplate(rendering, ends, jinja_rendering.image_token(directory, tokenizer)))
+
+    @property
+    def has_images(self) -> bool:
+        """Whether images can be written into messages."""
+        return isinstance(self.writer, OwnTemplate) and self.writer.has_images
 
     def rewrites(self) -> list[prefix_check.Rewrite]:
         """Where the model's own template rewrites earlier turns of a conversation. Raises ConfigError for a template
@@ -90,18 +102,30 @@ class Template:
         return tuple(self._stops)
 
     def first(
-        self, system: str, tools: Sequence[ToolSpec], query: str, *, earlier: Sequence[tuple[str, str]] = ()
+        self,
+        system: str,
+        tools: Sequence[ToolSpec],
+        query: str,
+        *,
+        earlier: Sequence[tuple[str, str]] = (),
+        images: ImageTokens = NO_IMAGES,
     ) -> list[int]:
         """The first prompt: instructions, tools, earlier messages, the query, and the opening of the assistant's
-        turn."""
-        return self._encode(self.writer.first(system, tools, query, earlier))
+        turn. `images`: the tokens of those that the texts name."""
+        return self._encode(self.writer.first(system, tools, query, earlier), images)
 
     def rewritten(
-        self, sampled: list[int], system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]
+        self,
+        sampled: list[int],
+        system: str,
+        tools: Sequence[ToolSpec],
+        messages: Sequence[Message],
+        *,
+        images: ImageTokens = NO_IMAGES,
     ) -> list[int]:
         """The prompt of this conversation as the template writes it now; `sampled`, which went on from sampled tokens,
         if that is the same text."""
-        written = self._encode(self.writer.whole(system, tools, messages))
+        written = self._encode(self.writer.whole(system, tools, messages), images)
         return sampled if self.tokenizer.decode(written) == self.tokenizer.decode(sampled) else written
 
     def said(self, text: str, content: str, calls: Sequence[Call]) -> Message:
@@ -110,17 +134,24 @@ class Template:
         controls = any(token in text for token in self.tokenizer.control_tokens())
         return said(content, calls) if controls else said(text)
 
-    def tool_results(self, results: Sequence[str], *, calls: Sequence[Call] = (), ended: bool = True) -> list[int]:
+    def tool_results(
+        self,
+        results: Sequence[str],
+        *,
+        calls: Sequence[Call] = (),
+        ended: bool = True,
+        images: ImageTokens = NO_IMAGES,
+    ) -> list[int]:
         """The ids that the environment adds after a turn of the assistant. `calls` are those of the first results.
 
         `ended` is False if the model was cut off before its end token; then the segment begins with that token, which
         belongs to the environment.
         """
-        return self._encode(self.writer.tool_results(results, calls, ended))
+        return self._encode(self.writer.tool_results(results, calls, ended), images)
 
-    def user(self, text: str, *, ended: bool = True) -> list[int]:
+    def user(self, text: str, *, ended: bool = True, images: ImageTokens = NO_IMAGES) -> list[int]:
         """A message of the user after a turn of the assistant, such as an error to correct."""
-        return self._encode(self.writer.user(text, ended))
+        return self._encode(self.writer.user(text, ended), images)
 
     def assistant(self, text: str) -> list[int]:
         """The ids that a model would have sampled for `text`, with the end token; for supervised data."""
@@ -163,20 +194,32 @@ class Template:
         return sorted(self.writer.openings, key=lambda item: -sum(len(text) + 1 for _, text in item[1]))
 
     def _decode(self, ids: Sequence[int]) -> list[Part]:
+        """Images become words within the text around them, without the control tokens that frame them."""
         names = {self.tokenizer.control(name): name for name in self.tokenizer.control_tokens()}
         parts: list[Part] = []
         texts: list[int] = []
+        framed = False
         for token in ids:
-            if token not in names:
+            if image_ids.is_image(token):
+                if not framed and parts and parts[-1][0] == "control" and not texts:
+                    parts.pop()
+                framed = True
+                if not texts or texts[-1] != token:
+                    texts.append(token)
+            elif token not in names:
                 texts.append(token)
-                continue
-            if texts:
-                parts.append(("text", self.tokenizer.decode(texts)))
-            texts = []
-            parts.append(("control", names[token]))
-        return [*parts, ("text", self.tokenizer.decode(texts))] if texts else parts
+                framed = False
+            elif framed:
+                framed = False
+            else:
+                if texts:
+                    parts.append(("text", self.tokenizer.decode(texts)))
+                texts = []
+                parts.append(("control", names[token]))
+        found = [*parts, ("text", self.tokenizer.decode(texts))] if texts else parts
+        return merged(found)
 
-    def _encode(self, parts: Sequence[Part]) -> list[int]:
+    def _encode(self, parts: Sequence[Part], images: ImageTokens = NO_IMAGES) -> list[int]:
         """Joins neighboring texts first, because a model's own template tokenizes a message as a whole."""
         ids: list[int] = []
         text = ""
@@ -185,7 +228,7 @@ class Template:
                 text += value
                 continue
             ids += self.tokenizer.encode(text) if text else []
-            ids.append(self.tokenizer.control(value))
+            ids += images[value] if kind == "image" else [self.tokenizer.control(value)]
             text = ""
         return ids + (self.tokenizer.encode(text) if text else [])
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from agentrl.errors import ConfigError
+from agentrl.tokens import image_ids
 
 END_TOKENS = ("<|end|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
 """End tokens of the known families of models."""
@@ -71,7 +72,14 @@ class Tokenizer:
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int], *, drop_control: bool = False) -> str:
-        return str(self._inner.decode(list(ids), skip_special_tokens=drop_control))
+        """The tokens of an image become a word for it."""
+        listed = list(ids)
+        if listed and image_ids.is_image(max(listed)):
+            return "".join(
+                self.decode(part, drop_control=drop_control) if number < 0 else f"[image {image_ids.label(number)}]"
+                for number, part in image_ids.runs(listed)
+            )
+        return str(self._inner.decode(listed, skip_special_tokens=drop_control))
 
     def pieces(self, ids: Sequence[int], first: int = 0) -> list[str]:
         """The text that each id from `first` on adds. A character of several ids belongs to the last of them. Ids

@@ -74,7 +74,7 @@ def headline(row: AlertRow, consequences: Sequence[AlertRow], aimed: Callable[[s
 async def acknowledge(cli: Cli, alert: Annotated[str, ALERT]) -> ExitCode:
     """Stop repeating an alert: somebody works on it."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import Acknowledge
+    from agentrl.protocol.control_commands import Acknowledge
 
     return await act(cli, "acknowledge", Acknowledge(id=alert))
 
@@ -91,7 +91,7 @@ async def silence(
 ) -> ExitCode:
     """Send nothing for a while. The alert stays visible."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import Silence
+    from agentrl.protocol.control_commands import Silence
 
     return await act(cli, "silence", Silence(id=alert, for_s=seconds(duration), why=why))
 
@@ -99,6 +99,6 @@ async def silence(
 async def test(cli: Cli) -> ExitCode:
     """Send a test through every sink."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import SendTestAlert
+    from agentrl.protocol.control_commands import SendTestAlert
 
     return await act(cli, "test_alert", SendTestAlert())

@@ -22,9 +22,12 @@ from agentrl.cli import (
     alerts,
     calls,
     completion,
+    contract,
+    data,
     database,
     diagnosis,
     down,
+    evaluate,
     events,
     example,
     forks,
@@ -89,7 +92,24 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, tools, calls, tasks, records, review, replays, forks, steps, train, example, trial, database),
+    *(
+        diagnosis,
+        tools,
+        calls,
+        tasks,
+        records,
+        review,
+        replays,
+        forks,
+        steps,
+        train,
+        example,
+        trial,
+        data,
+        contract,
+        evaluate,
+        database,
+    ),
     *(runs, programs, mcp, keys, hosts, run_file, completion),
 ):
     module.register(app)

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import AgentrlError, ExitCode, ToldError
 
 if TYPE_CHECKING:
     from subprocess import Popen
+
+    from agentrl.config.run import RunConfig
 
 
 @contextlib.contextmanager
@@ -36,3 +41,59 @@ def messages_of(process: Popen[bytes]) -> Iterator[dict[str, Any]]:
     assert process.stdout is not None
     for line in process.stdout:
         yield json.loads(line)
+
+
+Asked = tuple["RunConfig", dict[str, Any]]
+
+
+def at_hand(config: RunConfig, asked: dict[str, Any]) -> Callable[[], Asked]:
+    """For `run_to_its_end`, if both are there already."""
+    return lambda: (config, asked)
+
+
+def run_to_its_end(
+    program: str, what: str, ask: Callable[[], Asked], show: Callable[[dict[str, Any]], None]
+) -> ExitCode:
+    """Run one that gets the configuration and what is asked as a line of JSON. `ask` finds out both while the program
+    loads its modules; what it raises ends the program. `show` gets all messages but a failure, which is raised; so is
+    an end without `done`. `what` names the program in that sentence."""
+    import subprocess
+
+    last = ""
+    with subprocess.Popen([sys.executable, "-m", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        line = _line(process, ask)
+        with signals_for(process):
+            _send(process, line)
+            for message in messages_of(process):
+                last = message["event"]
+                if last == "failed":
+                    raise ToldError(message["message"], hint=message["hint"], code=message["exit_code"])
+                show(message)
+    if process.returncode in (ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
+        return ExitCode.INTERRUPTED
+    if last != "done":
+        raise AgentrlError(f"{what} ended with status {process.returncode}.", hint="Its output is above.")
+    return ExitCode.OK
+
+
+def _line(process: Popen[bytes], ask: Callable[[], Asked]) -> bytes:
+    """What the program is asked. A person may interrupt that: the program has done nothing yet."""
+    import json
+
+    from agentrl.config.serialization import config_to_plain
+
+    try:
+        config, asked = ask()
+        return json.dumps({**asked, "config": config_to_plain(config)}).encode() + b"\n"
+    except BaseException:
+        process.kill()
+        raise
+
+
+def _send(process: Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    # If it was interrupted, its status says so.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(line)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()

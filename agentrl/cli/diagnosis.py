@@ -1,4 +1,4 @@
-"""Defines the commands that find faults: why, stacks, accounting, staleness."""
+"""Defines the commands that find faults: why, stacks, accounting, staleness; and what other models did: models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from agentrl.protocol.data_commands import AccountReport, StalenessReport
+    from agentrl.protocol.other_model_commands import OtherModelsReport
 
 BAR = 14
 """Characters of the longest bar."""
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     add_command(app, "stacks", acts=True)(stacks)
     add_command(app, "accounting", reads=True)(accounting)
     add_command(app, "staleness", reads=True)(staleness)
+    add_command(app, "models", reads=True)(models)
 
 
 async def why(cli: Cli) -> ExitCode:
@@ -58,7 +60,7 @@ async def stacks(
 ) -> ExitCode:
     """Collect the stacks of all units into one file."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import CollectStacks
+    from agentrl.protocol.control_commands import CollectStacks
 
     return await act(cli, "stacks", CollectStacks(units=tuple(units or ())))
 
@@ -133,3 +135,75 @@ def _ages(report: StalenessReport) -> RenderableType:
     lost = ("would lose ready", "and under way")
     names = ("age", "ready", "under way", "", "", *lost)
     return output.table(names, rows, right=("age", "ready", "under way", *lost))
+
+
+async def models(
+    cli: Cli,
+    record: Annotated[str, typer.Option("--record", help="Only calls for this record.", metavar="ID")] = "",
+    model: Annotated[str, typer.Option("--model", help="Only calls of this model.", metavar="NAME")] = "",
+    failed: Annotated[bool, typer.Option("--failed", help="Only calls with an error.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most this many calls.")
+    ] = 20,
+) -> ExitCode:
+    """Show what judges and other helpers did and cost.
+
+    Sums by model and purpose, the services with their state and limits, and the newest calls.
+    """
+    from agentrl.cli import output
+
+    async with cli.connect() as client:
+        report = await client.other_models(
+            record=record, failed=failed, limit=limit, model=model, deadline_s=list_pages.ANSWER_WITHIN_S
+        )
+    if cli.json:
+        output.emit(report)
+    elif not (report.usage or report.calls or report.services):
+        output.say("No other model was asked, and the run file names none.")
+    else:
+        if report.usage:
+            output.show(_usage(report), cli.color)
+        if report.services and not record:
+            output.show(_services(report), cli.color)
+        for call in report.calls:
+            took = f"{call['tries']} tries, {output.duration(call['latency_s'])}"
+            line = f"{output.moment(call['at'])}  {call['model']}: {call['purpose']}, {call['outcome']}, {took}"
+            output.say(f"{line}, for {call['record'] or 'no record'}{': ' + call['error'] if call['error'] else ''}")
+    return ExitCode.OK
+
+
+def _usage(report: OtherModelsReport) -> RenderableType:
+    from agentrl.cli import output
+
+    numbers = ("calls", "kept", "no answer", "tries", "tokens in", "out", "cost", "mean time")
+    rows = [
+        (
+            each["model"],
+            each["purpose"],
+            *(str(each[key]) for key in ("calls", "kept", "unanswered", "tries", "tokens_in", "tokens_out")),
+            f"{each['cost']:.4g}",
+            output.duration(each["latency_s"] or 0.0),
+        )
+        for each in report.usage
+    ]
+    return output.table(("model", "purpose", *numbers), rows, right=numbers)
+
+
+def _services(report: OtherModelsReport) -> RenderableType:
+    """In the order in which they are asked."""
+    from agentrl.cli import output
+    from agentrl.formatting import service_text
+
+    now = report.counted_at
+    rows = [
+        (
+            each.model,
+            f"{each.place}. {each.service}",
+            service_text.state(each, now),
+            service_text.limits(each),
+            service_text.price(each),
+            service_text.trouble(each, now),
+        )
+        for each in report.services
+    ]
+    return output.table(("model", "service", "now", "limits", "price", "last failure"), rows)

@@ -25,7 +25,7 @@ from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import ConfigError, ExitCode, NoCoordinatorError, UsageError
 from agentrl.formatting.sentences import ended
-from agentrl.protocol.commands import Accepted, Down
+from agentrl.protocol.control_commands import Accepted, Down
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import NONE_LEFT, ProcessInfo, ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState

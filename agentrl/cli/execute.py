@@ -25,7 +25,7 @@ from agentrl.protocol.rows import HostRow, OperationRow, OperationState, UnitRow
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.commands import Accepted
+    from agentrl.protocol.control_commands import Accepted
     from agentrl.protocol.message_base import Args
 
     Send = Callable[[], Awaitable[Accepted]]

@@ -52,7 +52,7 @@ async def fork(
     group of its own, or, once, into a probe that does not train. `--dry-run` says which it is, and why.
     """
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import ForkRecords
+    from agentrl.protocol.data_changes import ForkRecords
 
     wanted = ForkRecords(
         target=base,

@@ -144,7 +144,7 @@ async def drain(
 
     The host stays in the run and gets no unit until `--cancel`. The same as `agentrl drain --host HOST`."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import DrainUnits
+    from agentrl.protocol.control_commands import DrainUnits
 
     return await act(cli, "drain", DrainUnits(host=host, cancel=cancel))
 
@@ -154,7 +154,7 @@ async def remove(cli: Cli, host: Annotated[str, typer.Argument(metavar="HOST", h
 
     `agentrl hosts drain HOST --cancel` keeps the host as long as one of its units lives."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import RemoveHost
+    from agentrl.protocol.control_commands import RemoveHost
 
     return await act(cli, "remove_host", RemoveHost(host=host))
 
@@ -167,6 +167,6 @@ async def forget(
     Its units are dead then, so they may be started elsewhere, and `down` needs no report from it.
     """
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import ForgetHost
+    from agentrl.protocol.control_commands import ForgetHost
 
     return await act(cli, "forget_host", ForgetHost(host=host))

@@ -94,7 +94,7 @@ async def make_key(cli: Cli, client: Client, name: str, permission: Permission, 
     """Write a key to the file and have it admitted; None if that was only to be previewed."""
     from agentrl.cli.execute import agreed, finished
     from agentrl.client import ClientKey, new_keypair
-    from agentrl.protocol.commands import AddKey
+    from agentrl.protocol.control_commands import AddKey
     from agentrl.protocol.messages import Permission as Allowed
     from agentrl.protocol.rows import OperationState
 
@@ -192,7 +192,7 @@ async def revoke(
 ) -> ExitCode:
     """Refuse a key from now on; its connections end at once."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import RevokeKey
+    from agentrl.protocol.control_commands import RevokeKey
 
     return await act(cli, "revoke_key", RevokeKey(name=key_name))
 
@@ -204,6 +204,6 @@ async def rotate(cli: Cli) -> ExitCode:
     tunnels. The run works on: the former ones are accepted until every host has the new ones. Keys of people and hosts
     stay; `keys revoke` ends one."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import RotateKeys
+    from agentrl.protocol.control_commands import RotateKeys
 
     return await act(cli, "rotate_keys", RotateKeys())

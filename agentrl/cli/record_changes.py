@@ -14,7 +14,7 @@ from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from agentrl.protocol.data_commands import ChooseRecords
+    from agentrl.protocol.data_changes import ChooseRecords
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[RECORD...]", help="Ids of records.", show_default=False)]
 MadeBy = Annotated[
@@ -64,7 +64,7 @@ async def exclude(
     The baselines of their groups are computed again without them.
     What a step leased or trained stays.
     """
-    from agentrl.protocol.data_commands import ExcludeRecords
+    from agentrl.protocol.data_changes import ExcludeRecords
 
     chosen = found_by(filter, made_by, since)
     return await change(cli, "exclude_records", ExcludeRecords, ids=records, note=note, **chosen)
@@ -78,11 +78,11 @@ async def requeue(
     since: Since = "",
     note: Note = "",
 ) -> ExitCode:
-    """Attempt the seats of failed, excluded or cancelled records again.
+    """Attempt seats of failed, excluded or cancelled records again.
 
     If the group of a record is closed already, its whole task is sampled again.
     """
-    from agentrl.protocol.data_commands import RequeueRecords
+    from agentrl.protocol.data_changes import RequeueRecords
 
     chosen = found_by(filter, made_by, since)
     return await change(cli, "requeue_records", RequeueRecords, ids=records, note=note, **chosen)
@@ -100,7 +100,7 @@ async def cancel(
 
     Their episodes stop within seconds, and their seats stay empty unless they are requeued.
     """
-    from agentrl.protocol.data_commands import CancelRecords
+    from agentrl.protocol.data_changes import CancelRecords
 
     chosen = found_by(filter, made_by, since, "started_at")
     return await change(cli, "cancel_records", CancelRecords, ids=records, note=note, **chosen)
@@ -122,7 +122,7 @@ async def rescore(
 
     Samplers do it, with the scorers that they have now. What a step leased or trained keeps its score.
     """
-    from agentrl.protocol.data_commands import RescoreRecords
+    from agentrl.protocol.data_changes import RescoreRecords
 
     chosen = found_by(filter, made_by, since)
     return await change(cli, "rescore_records", RescoreRecords, ids=records, note=note, scorer=scorer, **chosen)

@@ -1,18 +1,16 @@
-"""Defines the commands `records list`, `records show` and `records export`."""
+"""Defines the commands `records list` and `records show`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import list_pages, record_changes
+from agentrl.cli import list_pages, record_changes, record_exports, record_files
 from agentrl.cli.list_pages import After, Limit, Row
 from agentrl.cli.options import Cli, add_command, group
-from agentrl.errors import ExitCode, UsageError
+from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -27,7 +25,8 @@ def register(app: typer.Typer) -> None:
     records = group(app, "records", "Attempts: whole episodes, turn by turn.")
     add_command(records, "list", reads=True)(list_records)
     add_command(records, "show", reads=True)(show_record)
-    add_command(records, "export", reads=True)(export)
+    record_exports.register(records)
+    record_files.register(records)
     record_changes.register(records)
 
 
@@ -208,66 +207,6 @@ def _show_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
             output.say(f"{' ' * len(head)}  {line}")
     if found.note:
         output.note(found.note)
-    return ExitCode.OK
-
-
-# ---- whole trajectories ----
-
-
-async def export(
-    cli: Cli,
-    filter: Annotated[str, list_pages.filtering("records export")] = "",
-    form: Annotated[
-        str,
-        typer.Option(
-            "--as", metavar="FORM", help="trajectories, or dataset: rows to learn from, by default the golden records."
-        ),
-    ] = "trajectories",
-    after: After = "",
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many; default: all.", show_default=False),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Append here; default: stdout.", show_default=False),
-    ] = None,
-) -> ExitCode:
-    """Write whole trajectories as JSON lines.
-
-    With texts, calls, token ids, log-probs, masks and versions. Only ended records, in the order of their ends.
-    `--after` continues an export. `--as dataset` writes rows for `environments: …: {dataset: …}`, which are
-    demonstrations as well.
-    """
-    from agentrl.cli import output
-    from agentrl.client import long_answers
-    from agentrl.formatting.amounts import counted
-
-    if form not in ("trajectories", "dataset"):
-        raise UsageError(f"There is no form {form!r}.", hint="Forms are: trajectories, dataset.")
-    kind: Literal["trajectories", "dataset"] = "dataset" if form == "dataset" else "trajectories"
-    query = filter or ("review=golden" if kind == "dataset" else "")
-    records, last = 0, after
-    try:
-        target = file.open("ab") if file else sys.stdout.buffer
-    except OSError as broken:
-        raise UsageError(f"{file} cannot be written: {broken.strerror}.") from broken
-    try:
-        async with cli.connect() as client:
-            async for lines in long_answers.exported(client, filter=query, form=kind, after=after, limit=limit):
-                target.write(lines.data)
-                records, last = records + lines.records, lines.after
-        target.flush()
-    finally:
-        if records:
-            more = "more" if records == limit else "what ends later"
-            output.note(f"{counted(records, 'records')}; {more}: --after {last}")
-        if file:
-            target.close()
-    if not records and kind == "dataset" and not filter:
-        output.note("No record is golden. `agentrl review mark golden RECORD` chooses records; so does --filter.")
-    elif not records:
-        output.note("Nothing was found.")
     return ExitCode.OK
 
 

@@ -63,7 +63,7 @@ async def replay(
     Each runs in a session of its own, which earlier calls of the record rebuild first. The record stays as it is.
     """
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import ReplayCalls
+    from agentrl.protocol.data_changes import ReplayCalls
 
     args = ReplayCalls(
         calls=tuple(calls or ()),
@@ -161,7 +161,7 @@ def _cut(text: str) -> str:
 async def keep(cli: Cli, replays: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
     """Note that replays were looked at. Their records stay as they are."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import KeepReplays
+    from agentrl.protocol.data_changes import KeepReplays
 
     return await act(cli, "keep_replays", KeepReplays(ids=tuple(replays), note=note))
 
@@ -169,7 +169,7 @@ async def keep(cli: Cli, replays: Annotated[list[str], NAMES], note: Note = "") 
 async def exclude(cli: Cli, replays: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
     """Exclude the records of replays from training."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import ExcludeReplayed
+    from agentrl.protocol.data_changes import ExcludeReplayed
 
     return await act(cli, "exclude_replayed", ExcludeReplayed(ids=tuple(replays), note=note))
 
@@ -177,7 +177,7 @@ async def exclude(cli: Cli, replays: Annotated[list[str], NAMES], note: Note = "
 async def stop(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
     """Hold queued replays back. Those that run end."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import StopReplays
+    from agentrl.protocol.data_changes import StopReplays
 
     return await act(cli, "stop_replays", StopReplays(ids=tuple(replays)))
 
@@ -185,7 +185,7 @@ async def stop(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
 async def go_on(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
     """Let replays go on that were held back."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import ContinueReplays
+    from agentrl.protocol.data_changes import ContinueReplays
 
     return await act(cli, "continue_replays", ContinueReplays(ids=tuple(replays)))
 

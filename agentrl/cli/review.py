@@ -47,7 +47,7 @@ async def mark(
     `records list --filter review=bad` finds them again; `records export --as dataset` makes a dataset of the golden
     ones.
     """
-    from agentrl.protocol.data_commands import ReviewRecords
+    from agentrl.protocol.data_changes import ReviewRecords
 
     if verdict not in VERDICTS:
         raise UsageError(f"There is no verdict {verdict!r}.", hint=f"Verdicts are: {', '.join(VERDICTS)}.")

@@ -106,13 +106,22 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
+def check(
+    cli: Cli,
+    file: RunFile = None,
+    sets: Sets = None,
+    tools: Annotated[bool, typer.Option("--tools", help="Also start the tool servers, and call their tools.")] = False,
+) -> ExitCode:
     """Check a run file, and the model, data and programs that it names."""
-    from agentrl.cli import output
+    from agentrl.cli import output, tool_preflight
     from agentrl.config.show import advice
 
     loaded, chosen_sets = load(cli, file, sets)
     advised = [*advice(loaded), *check_inputs(loaded, chosen_sets)]
+    if tools:
+        called = tool_preflight.tried(cli, loaded, installed=False)
+        called.refuse_failures("`agentrl check` looks closer at tools of a Python file.")
+        advised += called.notes
     units = sum(loaded.config.sizes.values())
     if cli.json:
         document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}

@@ -12,7 +12,7 @@ from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.commands import StatusReport
+    from agentrl.protocol.control_commands import StatusReport
     from agentrl.protocol.rows import AnyRow
 
 

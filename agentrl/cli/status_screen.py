@@ -26,7 +26,7 @@ from agentrl.formatting.row_text import (
     unit_summary,
     uptime,
 )
-from agentrl.protocol.commands import LearningReport, StatusReport
+from agentrl.protocol.control_commands import LearningReport, StatusReport
 from agentrl.protocol.rows import COMPLETED, PAUSED, GroupRow, HostRow, RunRow, UnitRow
 
 _WIDE = 120

@@ -116,7 +116,7 @@ def _show_checkpoint(cli: Cli, story: Story) -> None:
 async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Keep a checkpoint against retention."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import PinCheckpoint
+    from agentrl.protocol.data_changes import PinCheckpoint
 
     return await act(cli, "pin_checkpoint", PinCheckpoint(id=checkpoint))
 
@@ -124,7 +124,7 @@ async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
 async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Leave a checkpoint to retention again."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import UnpinCheckpoint
+    from agentrl.protocol.data_changes import UnpinCheckpoint
 
     return await act(cli, "unpin_checkpoint", UnpinCheckpoint(id=checkpoint))
 
@@ -146,7 +146,7 @@ async def rollback(
     undone and their tasks become free. The newest checkpoint stays, so another rollback undoes this one.
     """
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import RollBack
+    from agentrl.protocol.data_changes import RollBack
 
     return await act(cli, "rollback", RollBack(to=to, note=reason, keep_knobs=keep_knobs))
 

@@ -10,8 +10,9 @@ import re
 
 _OF_A_RUN = re.compile(
     r"\bagentrl ((?:alerts|keys|hosts|tasks|records|steps|checkpoints|versions|tools|calls|replays|review) [a-z]+"
-    r"|config (?:check|show)|(?:up|down|status|wait|scale|drain|restart|stop|pause|resume|tune|rollback|replay|fork"
-    r"|logs|events|why|stacks|accounting|staleness))(?![\w-])"
+    r"|config (?:check|show)|eval (?:list|show|compare)"
+    r"|(?:up|down|status|wait|scale|drain|restart|stop|pause|resume|tune|rollback|replay|fork"
+    r"|logs|events|why|stacks|accounting|staleness|models))(?![\w-])"
     r"(?! --(?:run|key)\b| RUN\.yaml)"
 )
 

@@ -69,7 +69,7 @@ async def requeue(
 ) -> ExitCode:
     """Sample tasks again, in their next round. What their present round has is given up."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import RequeueTasks
+    from agentrl.protocol.data_changes import RequeueTasks
 
     return await act(cli, "requeue_tasks", RequeueTasks(ids=tuple(tasks), note=note))
 
@@ -83,7 +83,7 @@ async def add(
 ) -> ExitCode:
     """Queue the rows of a file as tasks of an environment. The same file is added once."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import AddTasks
+    from agentrl.protocol.data_changes import AddTasks
 
     return await act(cli, "add_tasks", AddTasks(environment=environment, file=str(file.absolute())))
 

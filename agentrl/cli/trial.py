@@ -7,52 +7,55 @@ Invariants:
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.child_program import messages_of, signals_for
+from agentrl.adapters.sources import source_of
+from agentrl.cli import tried_environments
+from agentrl.cli.adapted import FileOrWord, ModelName, WithArguments, WithPython
+from agentrl.cli.child_program import Asked, run_to_its_end
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import Sets
-from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
+from agentrl.errors import AgentrlError, ExitCode, UsageError
 from agentrl.formatting.amounts import counted
 
-if TYPE_CHECKING:
-    from agentrl.config.run import RunConfig
-
 _LOOK_EVERY_S = 0.3
-_RUN_FILE = "name: trial\nmodel: {{build: tiny}}\nenvironments:\n{environments}"
 
 
 def register(app: typer.Typer) -> None:
     add_command(app, "try")(try_episodes)
 
 
+Environment = Annotated[str, typer.Option("--environment", metavar="NAME", help="One of several.", show_default=False)]
+Episodes = Annotated[int, typer.Option("-n", "--episodes", metavar="NUMBER", help="How many; at least 1.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="DIR|URL", help="A directory, or an OpenAI-compatible address.", show_default=False
+    ),
+]
+Say = Annotated[
+    list[str] | None,
+    typer.Option("--say", metavar="TEXT", help="Instead of a model: its turns, in order.", show_default=False),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Try again when a Python file beside it changes.")]
+
+
 def try_episodes(
     cli: Cli,
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A Python file with an environment, or a run file.", show_default=False),
-    ],
-    environment: Annotated[
-        str, typer.Option("--environment", metavar="NAME", help="One of several.", show_default=False)
-    ] = "",
-    episodes: Annotated[int, typer.Option("-n", "--episodes", metavar="NUMBER", help="How many; at least 1.")] = 4,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="The model; else that of the run file.", show_default=False),
-    ] = None,
-    say: Annotated[
-        list[str] | None,
-        typer.Option("--say", metavar="TEXT", help="Instead of a model: its turns, in order.", show_default=False),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Try again when a Python file beside it changes.")] = False,
+    file: FileOrWord,
+    environment: Environment = "",
+    episodes: Episodes = 4,
+    model: Model = "",
+    model_name: ModelName = "default",
+    say: Say = None,
+    watch: Watch = False,
+    arguments: WithArguments = None,
+    python: WithPython = None,
     sets: Sets = None,
 ) -> ExitCode:
     """Try episodes of an environment, without a run.
@@ -61,12 +64,27 @@ def try_episodes(
     """
     if episodes < 1:
         raise UsageError(f"-n {episodes}: at least one episode is tried.")
-    if not file.exists():
-        raise ConfigError(f"There is no file {file}.", hint="Name a Python file with an environment, or a run file.")
+    is_word = source_of(file) is not None
+    if is_word and watch:
+        raise UsageError(f"--watch: {file} is no file.", hint="It is for a Python file or a run file.")
+    path = Path(file) if is_word else tried_environments.found(Path(file))
+    is_address = model.startswith(("http://", "https://"))
+    asked = {
+        "episodes": episodes,
+        "replies": say or [],
+        "url": model if is_address else "",
+        "model_name": model_name,
+    }
+    directory = None if is_address or not model else Path(model)
+
+    def ask() -> Asked:
+        config = tried_environments.configured(file, arguments, directory, sets, python=python)
+        return config, asked | {"environment": tried_environments.chosen(config, environment)}
+
     while True:
-        before = _changed_at(file)
+        before = 0.0 if is_word else _changed_at(path)
         try:
-            code = _try(cli, _configured(file, model, sets), environment, episodes, say or [])
+            code = _try(cli, ask)
         except AgentrlError as wrong:
             if not watch:
                 raise
@@ -74,75 +92,26 @@ def try_episodes(
             code = wrong.exit_code
         if not watch or code == ExitCode.INTERRUPTED:
             return code
-        _wait_for_change(file, before)
+        _wait_for_change(path, before)
 
 
-def _try(cli: Cli, config: RunConfig, environment: str, episodes: int, replies: list[str]) -> ExitCode:
-    import json
+def _try(cli: Cli, ask: Callable[[], Asked]) -> ExitCode:
+    ended: list[dict[str, Any]] = []
 
-    from agentrl.config.serialization import config_to_plain
+    def show(message: dict[str, Any]) -> None:
+        if message["event"] == "ended":
+            ended.append(message)
+        _show(cli, message)
 
-    asked = {
-        "config": config_to_plain(config),
-        "environment": _chosen(config, environment),
-        "episodes": episodes,
-        "replies": replies,
-    }
-    command = [sys.executable, "-m", "daemons.trial"]
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-        signals_for(process),
-    ):
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(asked).encode() + b"\n")
-        process.stdin.close()
-        ended: list[dict[str, Any]] = []
-        last = ""
-        for message in messages_of(process):
-            last = message["event"]
-            ended += [message] if last == "ended" else []
-            _show(cli, message)
-    if process.returncode in (ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
-        return ExitCode.INTERRUPTED
-    return _summary(cli, ended, last == "done", process.returncode)
-
-
-def _configured(file: Path, model: Path | None, sets: list[str] | None) -> RunConfig:
-    """A run with the environments of a Python file, or that of a run file."""
-    from agentrl.config.load import load_config
-    from agentrl.config.own_environments import names_in
-
-    chosen = [*([f"model={{path: {model.absolute()}}}"] if model is not None else []), *(sets or [])]
-    if file.suffix != ".py":
-        return load_config(file, sets=chosen).config
-    names = names_in(file.absolute())
-    if not names:
-        raise ConfigError(f"{file} declares no environment.", hint='Write rl.Environment("NAME", ...).')
-    with tempfile.TemporaryDirectory(prefix="agentrl-try-") as folder:
-        run_file = Path(folder, "run.yaml")
-        listed = "".join(f"  {name}: {str(file.absolute())!r}\n" for name in names)
-        run_file.write_text(_RUN_FILE.format(environments=listed))
-        return load_config(run_file, sets=chosen).config
-
-
-def _chosen(config: RunConfig, wanted: str) -> str:
-    names = list(config.environments)
-    if not names:
-        raise ConfigError("The run file has no environments.")
-    if wanted and wanted not in names:
-        raise ConfigError(f"There is no environment {wanted!r}.", hint=f"There are {', '.join(names)}.")
-    if not wanted and len(names) > 1:
-        raise ConfigError(
-            f"There are several environments: {', '.join(names)}.", hint="Choose one: --environment NAME."
-        )
-    return wanted or names[0]
+    code = run_to_its_end("daemons.trial", "The trial", ask, show)
+    if code == ExitCode.OK:
+        _summary(cli, ended)
+    return code
 
 
 def _show(cli: Cli, message: dict[str, Any]) -> None:
     from agentrl.cli import output
 
-    if message["event"] == "failed":
-        raise ToldError(message["message"], hint=message["hint"], code=message["exit_code"])
     if cli.json:
         output.emit_line(message)
         return
@@ -186,17 +155,14 @@ def _show_end(ended: dict[str, Any]) -> None:
     )
 
 
-def _summary(cli: Cli, ended: list[dict[str, Any]], whole: bool, code: int) -> ExitCode:
+def _summary(cli: Cli, ended: list[dict[str, Any]]) -> None:
     from agentrl.cli import output
 
-    if not whole:
-        raise AgentrlError(f"The trial ended with status {code}.", hint="Its output is above.")
     scored = [each["score"] for each in ended if each["score"] is not None]
     if not cli.json:
         mean = f"; mean score {sum(scored) / len(scored):.4g}" if scored else ""
         output.say()
         output.say(f"{len(scored)} of {counted(len(ended), 'episodes')} scored{mean}")
-    return ExitCode.OK
 
 
 def _say_wrong(wrong: AgentrlError) -> None:

@@ -51,7 +51,7 @@ async def tune(
 
     from agentrl.cli.execute import act_with
     from agentrl.formatting.row_text import knob_value, takes_effect
-    from agentrl.protocol.commands import Tune, UndoTune
+    from agentrl.protocol.control_commands import Tune, UndoTune
 
     _check(knob, value, preview=preview, undo=undo, history=history)
     cli = dataclasses.replace(cli, dry_run=cli.dry_run or preview)

@@ -34,7 +34,7 @@ async def scale(
 ) -> ExitCode:
     """Change how many units a group has. Fewer are drained, not killed."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import Scale
+    from agentrl.protocol.control_commands import Scale
 
     to, by = parse_count(count)
     return await act(cli, "scale", Scale(group=role, to=to, by=by, seen=seen))
@@ -58,7 +58,7 @@ async def drain(
 ) -> ExitCode:
     """Let a unit, or a whole host, finish its work and stop."""
     from agentrl.cli.execute import act_with, with_incarnation
-    from agentrl.protocol.commands import DrainUnits
+    from agentrl.protocol.control_commands import DrainUnits
 
     if bool(unit) == bool(host):
         one = f"`agentrl drain {unit or 'UNIT'}` or `agentrl drain --host {host or 'HOST'}`"
@@ -77,7 +77,7 @@ async def restart(
 ) -> ExitCode:
     """Replace a unit, or all units of a group, by new incarnations."""
     from agentrl.cli.execute import act_with, with_incarnation
-    from agentrl.protocol.commands import Restart
+    from agentrl.protocol.control_commands import Restart
 
     async with cli.connect() as client:
         name, incarnation = await with_incarnation(client, target)
@@ -94,7 +94,7 @@ async def stop(
 ) -> ExitCode:
     """Stop one unit until `restart` or `up` wants it again."""
     from agentrl.cli.execute import act_with, with_incarnation
-    from agentrl.protocol.commands import ForceStopped, Stop
+    from agentrl.protocol.control_commands import ForceStopped, Stop
 
     if now and force:
         raise UsageError("--now stops a unit, --force confirms that it is dead already.", hint="Give one of them.")
@@ -111,7 +111,7 @@ PAUSABLE = typer.Argument(metavar="[TARGET]", help="A unit, a group, or `run` fo
 async def pause(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
     """Let units take no new work."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import Pause
+    from agentrl.protocol.control_commands import Pause
 
     return await act(cli, "pause", Pause(target=target))
 
@@ -119,6 +119,6 @@ async def pause(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
 async def resume(cli: Cli, target: Annotated[str, PAUSABLE] = "run") -> ExitCode:
     """Let units take work again."""
     from agentrl.cli.execute import act
-    from agentrl.protocol.commands import Resume
+    from agentrl.protocol.control_commands import Resume
 
     return await act(cli, "resume", Resume(target=target))

@@ -17,6 +17,7 @@ import typer
 from agentrl.cli import tool_packages
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import RunFile, Sets, check_inputs, load, nothing_to_bring_up
+from agentrl.cli.tool_preflight import SKIP_HINT, SkipTools
 from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
 from agentrl.tracing import log_format
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from agentrl.cli.start_coordinator import Place
     from agentrl.client.offline_run import OfflineRun
     from agentrl.config.load import Loaded
-    from agentrl.protocol.commands import Apply
+    from agentrl.protocol.control_commands import Apply
 
 
 def register(app: typer.Typer) -> None:
@@ -46,9 +47,10 @@ async def up(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Start only what the records of the last run are read from.")
     ] = False,
+    skip_tools: SkipTools = False,
 ) -> ExitCode:
     """Start the run, or make it equal to its file."""
-    from agentrl.cli import foreground, run_transaction, start_coordinator
+    from agentrl.cli import foreground, output, run_transaction, start_coordinator, tool_preflight
     from agentrl.cli.up_transaction import NewRun, Up
     from agentrl.client.run_processes import left_up
     from agentrl.config import paths
@@ -73,9 +75,14 @@ async def up(
         _check_inputs(loaded, chosen_sets, place)
         _note_left_out_settings(loaded, chosen_sets, place)
         if cli.dry_run and not (paths.read_run(place.state_dir) and await start_coordinator.answers(place.name)):
-            return _preview_of_a_new_run(cli, loaded)
+            return await _preview_of_a_new_run(cli, loaded, skip_tools=skip_tools)
         if not cli.dry_run:
             await tool_packages.install(cli, loaded)
+            if not skip_tools and not left_up(place.state_dir):
+                called = tool_preflight.tried(cli, loaded)
+                called.refuse_failures(SKIP_HINT)
+                for sentence in called.untried:
+                    output.note(sentence)
         if config.logs:
             # Of the host agent and the coordinator that this command starts.
             os.environ[log_format.VARIABLE] = config.logs
@@ -107,7 +114,7 @@ async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
     from agentrl.cli import output, run_transaction, start_coordinator
     from agentrl.cli.up_transaction import NewRun, Up
     from agentrl.config.supervision_times import SupervisionTimes
-    from agentrl.protocol.commands import Apply
+    from agentrl.protocol.control_commands import Apply
 
     if file is not None or sets:
         raise UsageError(
@@ -178,16 +185,21 @@ def _note_left_out_settings(loaded: Loaded, sets: tuple[str, ...], place: Place)
         output.note(f"The last `up` of this file had {' '.join(left_out)}, which is left out now; {again}.")
 
 
-def _preview_of_a_new_run(cli: Cli, loaded: Loaded) -> ExitCode:
+async def _preview_of_a_new_run(cli: Cli, loaded: Loaded, *, skip_tools: bool) -> ExitCode:
+    from agentrl.cli import tool_preflight
     from agentrl.cli.execute import report_preview
     from agentrl.config.placement import starts
     from agentrl.protocol.effects import Effect, tier_of
     from agentrl.protocol.specs import unit_name
 
     sizes = loaded.config.sizes
+    called = tool_preflight.Preflight()
+    if not skip_tools:
+        called = tool_preflight.tried(cli, loaded, installed=False)
+        called.refuse_failures(SKIP_HINT)
     effect = Effect(
         starts=tuple(unit_name(group, slot) for group, count in sizes.items() for slot in range(count)),
-        notes=starts(loaded.config.placement, loaded.config.all_hosts),
+        notes=(*starts(loaded.config.placement, loaded.config.all_hosts), *called.notes),
     )
     report_preview(cli, effect, tier_of(effect))
     return ExitCode.OK
@@ -195,7 +207,7 @@ def _preview_of_a_new_run(cli: Cli, loaded: Loaded) -> ExitCode:
 
 def _arguments(loaded: Loaded) -> Apply:
     from agentrl.config.serialization import config_to_plain
-    from agentrl.protocol.commands import Apply
+    from agentrl.protocol.control_commands import Apply
     from agentrl.protocol.wire import raw
 
     plain = config_to_plain(loaded.config)

@@ -29,7 +29,7 @@ from agentrl.cli.run_transaction import Transaction
 from agentrl.cli.start_coordinator import Place
 from agentrl.cli.status import follow_changes
 from agentrl.cli.up_report import report
-from agentrl.cli.up_wait import until_complete
+from agentrl.cli.up_wait import until_complete, until_mended
 from agentrl.client import Client
 from agentrl.client.run_processes import keepers_of, left_up, read_json
 from agentrl.config import paths
@@ -42,7 +42,7 @@ from agentrl.errors import (
     WaitTimeoutError,
 )
 from agentrl.formatting.sentences import ended
-from agentrl.protocol.commands import Accepted, Apply, Down
+from agentrl.protocol.control_commands import Accepted, Apply, Down
 from agentrl.protocol.rows import OperationState
 
 _UNDONE_WITHIN_S = 20.0
@@ -297,7 +297,9 @@ class Up(Transaction):
                     raise TakenDownError(ended(f"The run {name} is not up: {row.reason}"), hint=_BRINGS_IT_UP)
                 if row.state is OperationState.SUCCEEDED:
                     until = time.monotonic() + _COMPLETE_WITHIN_S
-                    await until_complete(cli, self._client, until if cli.timeout_s is None else began + cli.timeout_s)
+                    until = until if cli.timeout_s is None else began + cli.timeout_s
+                    await until_complete(cli, self._client, until)
+                    await until_mended(cli, self._client, self._accepted.effect.changes, until)
                 # Units may be up again before the coordinator that this command started accepts it.
                 since = self._run.began_at if self._run is not None and self._run.started else row.accepted_at
                 effect = self._accepted.effect

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agentrl.cli.execute import unit_rows
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
+from agentrl.config.other_models import LIVE_SECTIONS
 from agentrl.protocol.rows import UnitRow, UnitState
 from agentrl.protocol.specs import Role
 
 _LOOK_EVERY_S = 0.5
+_MENDED_WITHIN_S = 15.0
+"""For samplers to read sections that hold without a restart, to ask a judge that was away, and to report its answer."""
 
 
 async def until_complete(cli: Cli, client: Client, until: float) -> None:
@@ -25,6 +28,23 @@ async def until_complete(cli: Cli, client: Client, until: float) -> None:
         while (waiting := _waiting_for(await unit_rows(client))) and time.monotonic() < until:
             progress.units(waiting)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def until_mended(cli: Cli, client: Client, changes: Sequence[str], until: float) -> None:
+    """If other models or judges changed, returns when no sampler has a problem, at that time or some seconds later."""
+    until = min(until, time.monotonic() + _MENDED_WITHIN_S)
+    with Progress(cli) as progress:
+        while (broken := may_be_mended(await unit_rows(client), changes)) and time.monotonic() < until:
+            progress.units(broken)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def may_be_mended(units: Mapping[str, UnitRow], changes: Sequence[str]) -> tuple[str, ...]:
+    """The samplers whose problem may be what these changes of the run file mend."""
+    if not any(change.startswith(tuple(f"{section}." for section in LIVE_SECTIONS)) for change in changes):
+        return ()
+    of_samplers = [unit for unit in units.values() if unit.role == Role.SAMPLER and unit.desired and unit.problems]
+    return tuple(f"{unit.unit}: {'; '.join(_problems(unit))}" for unit in of_samplers)
 
 
 def _waiting_for(units: Mapping[str, UnitRow]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -61,13 +61,22 @@ class BlockingClient:
 
     def follow(self, kinds: tuple[str, ...] = ()) -> Iterator[tuple[str, AnyRow | None]]:
         """As `Client.follow`: rows, changes and markers, without an end."""
-        changes = self._client.follow(kinds)
+        return self._each(self._client.follow(kinds))
+
+    def watch(self, *names: str) -> Iterator[dict[str, Any]]:
+        """As `Client.watch`: the metrics of each new step, until the run ends."""
+        return self._each(self._client.watch(*names))
+
+    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         try:
             while True:
-                yield self._do(_next(changes))
+                try:
+                    yield self._do(_next(items))
+                except StopAsyncIteration:
+                    return
         finally:
             if not self._loop.is_closed():
-                self._do(_close(changes))
+                self._do(items.aclose())
 
     def close(self) -> None:
         """Closing it again does nothing."""
@@ -107,10 +116,5 @@ def connect(
     return BlockingClient(Client.connect(run, key_file=key_file, address=address, timeout_s=timeout_s))
 
 
-async def _next(changes: Any) -> tuple[str, AnyRow | None]:
-    change: tuple[str, AnyRow | None] = await anext(changes)
-    return change
-
-
-async def _close(changes: Any) -> None:
-    await changes.aclose()
+async def _next(items: AsyncGenerator[T, None]) -> T:
+    return await anext(items)

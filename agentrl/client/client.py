@@ -18,13 +18,14 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from agentrl.client.command_methods import CommandMethods
 from agentrl.client.coordinator_connection import Answer, CoordinatorConnection
 from agentrl.client.discovery import Target, find, refuse_if_dead
 from agentrl.client.feed_subscription import FeedSubscription
+from agentrl.client.notebook import NotebookMethods
 from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol import wire
-from agentrl.protocol.commands import COMMANDS, ShowOperation, Snapshot
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.control_commands import ShowOperation, Snapshot
 from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
@@ -57,7 +58,7 @@ class View(msgspec.Struct, frozen=True):
     rows: dict[str, AnyRow]
 
 
-class Client(CommandMethods):
+class Client(NotebookMethods):
     """`async with Client.connect("name") as client:` and then, for example, `await client.scale("web", to=3)`."""
 
     def __init__(self, target: Target, *, timeout_s: float = CONNECT_S) -> None:
@@ -106,6 +107,10 @@ class Client(CommandMethods):
         welcome = self._opened.welcome
         assert welcome
         return welcome
+
+    @property
+    def run_name(self) -> str:
+        return self.welcome.run_name
 
     @property
     def permission(self) -> Permission:

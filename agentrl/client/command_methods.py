@@ -17,21 +17,15 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from agentrl.protocol import wire
-from agentrl.protocol.commands import (
-    COMMANDS,
-    Accepted,
-    Apply,
-    CommandSpec,
-    Happenings,
-    KeyRow,
-    StatusReport,
-    WhyReport,
-)
+from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.control_commands import Accepted, Apply, Happenings, KeyRow, StatusReport, WhyReport
 from agentrl.protocol.data_commands import (
     AccountReport,
     CallStory,
     ExportPart,
+    ImagePart,
     Page,
+    PastChange,
     RecordStory,
     StalenessReport,
     Story,
@@ -39,8 +33,10 @@ from agentrl.protocol.data_commands import (
     ToolErrorGroup,
 )
 from agentrl.protocol.effects import Consent
+from agentrl.protocol.evaluation_commands import EvaluationRow, EvaluationStory
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
+from agentrl.protocol.other_model_commands import OtherModelsReport
 from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, OperationRow
 from agentrl.protocol.tool_commands import (
     ExecOutput,
@@ -132,11 +128,16 @@ class CommandMethods(ABC):
     show_step = Method[Story]("show_step")
     show_checkpoint = Method[Story]("show_checkpoint")
     list_reviews = Method[Page]("list_reviews")
+    read_image = Method[ImagePart]("read_image")
     record_tokens = Method[TokenPart]("record_tokens")
     export_records = Method[ExportPart]("export_records")
     tool_errors = Method[list[ToolErrorGroup]]("tool_errors")
     accounting = Method[AccountReport]("accounting")
     staleness = Method[StalenessReport]("staleness")
+    other_models = Method[OtherModelsReport]("other_models")
+    preview_past = Method[PastChange]("preview_past")
+    list_evaluations = Method[list[EvaluationRow]]("list_evaluations")
+    show_evaluation = Method[EvaluationStory]("show_evaluation")
 
     # queries of toolboxes
     list_tool_servers = Method[JoinedRows[ToolServerRow]]("list_tool_servers")

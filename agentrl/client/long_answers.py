@@ -1,4 +1,5 @@
-"""Reads answers that are longer than one message: the tokens of a record, exported trajectories.
+"""Reads answers that are longer than one message: the tokens of a record, exported trajectories, the attempts of an
+evaluation, and lists of several pages.
 
 Invariants:
 - A caller that stops at any point has whole segments and whole lines.
@@ -6,15 +7,19 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Literal, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from agentrl.client.command_methods import CommandMethods
+from agentrl.errors import RefusedError
 from agentrl.protocol.data_commands import TokenStretch
+from agentrl.protocol.evaluation_commands import Attempt
 
+T = TypeVar("T")
 ANSWER_S = 60.0
+ATTEMPTS_AT_ONCE = 4_000
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -90,3 +95,37 @@ async def exported(
         else:
             begun += part.data
         after, offset, end = part.after, part.offset, part.end
+
+
+async def evaluated(client: CommandMethods, version: int, *, deadline_s: float = ANSWER_S) -> list[Attempt]:
+    """All attempts that have ended of the evaluation of a version of the run."""
+
+    async def ask(after: str, limit: int) -> tuple[Sequence[Attempt], str]:
+        part = await client.show_evaluation(version, after=after, limit=limit, deadline_s=deadline_s)
+        return part.attempts, part.attempts[-1].key if part.more else ""
+
+    return await in_parts(ask, at_once=ATTEMPTS_AT_ONCE)
+
+
+async def in_parts(
+    ask: Callable[[str, int], Awaitable[tuple[Sequence[T], str]]], *, at_once: int, limit: int | None = None
+) -> list[T]:
+    """A list over as many answers as it takes, each with fewer entries if it was larger than a message.
+
+    `ask` gets where to go on and how many entries it may return, and returns them and where to go on; empty at the end.
+    """
+    found: list[T] = []
+    after = ""
+    while limit is None or len(found) < limit:
+        wanted = at_once if limit is None else min(at_once, limit - len(found))
+        try:
+            part, after = await ask(after, wanted)
+        except RefusedError:
+            if at_once == 1:
+                raise
+            at_once = max(1, at_once // 4)
+            continue
+        found += part
+        if not after:
+            break
+    return found

@@ -19,7 +19,7 @@ from agentrl.config import paths
 from agentrl.config.logfiles import LogFiles
 from agentrl.errors import DiskError, UnknownNameError
 from agentrl.protocol import wire
-from agentrl.protocol.commands import Happenings
+from agentrl.protocol.control_commands import Happenings
 from agentrl.protocol.messages import LogChunk
 
 

@@ -35,6 +35,7 @@ BUILT_IN_RULES = (
     *("learning-reference", "learning-entropy", "learning-gradient", "learning-no-signal", "learning-truncation"),
     *("learning-no-tools", "learning-tools-fail", "learning-length", "learning-not-finite", "learning-overfits"),
     "learning-invalid",
+    *("reward-by-length", "answers-repeat", "groups-repeat", "judge-votes-split", "reward-watcher-falls"),
 )
 """The rules of every run. Their conditions are in `agentrl/control/alerts/builtin_rules.py`."""
 

@@ -14,7 +14,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import own_tool_servers, server_arguments
+from agentrl.adapters.player import OWN_PYTHON
+from agentrl.adapters.sources import source_of
+from agentrl.config import curriculum, engines, other_models, own_tool_servers
+from agentrl.config.context import Context, Repetition
+from agentrl.config.curriculum import CurriculumStage, Difficulty
+from agentrl.config.engines import Engines
 from agentrl.config.field_types import (
     LONGEST_S,
     NEXT_STEP,
@@ -22,7 +27,6 @@ from agentrl.config.field_types import (
     Command,
     Env,
     Flag,
-    Gpus,
     Natural,
     Number,
     Positive,
@@ -34,10 +38,12 @@ from agentrl.config.field_types import (
     named,
     problems_in_one_of,
 )
+from agentrl.config.other_models import Judge, OtherModel, Summaries
+from agentrl.config.reward_watch import RewardWatch
 from agentrl.config.sampling import Evaluation, Sampling
 from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.config.tool_packages import PackagesOrWords
-from agentrl.config.tool_sandbox import Sandbox, SandboxOrKind
+from agentrl.config.tool_sandbox import RequiredSandbox, Sandbox, SandboxOrKind
 from agentrl.config.training import Training
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.outcomes import Blame
@@ -61,6 +67,18 @@ SHIPPED_SCORERS = ("exact", "math")
 """The agent loops and scorers that are registered without user code."""
 
 
+class Images(Section):
+    """What a model that reads images is shown."""
+
+    max_pixels: Natural = 0
+    """Larger images are reduced to so many pixels; 0: the limit in the model's directory. It decides how many tokens an
+    image has."""
+    max_bytes: Annotated[Bytes, Field(le=12 << 20)] = 8 << 20
+    """The largest file of an image; larger ones are refused."""
+    origins: Words = ()
+    """Where images may be fetched from, such as `https://images.example.org`; empty: from no address."""
+
+
 class Model(Section):
     """The model that is trained."""
 
@@ -72,6 +90,8 @@ class Model(Section):
     template: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's own chat template, such as `enable_thinking: false` or `reasoning_effort: low`. `date`
     is what it gets as today; without it, 2025-01-01."""
+    images: Images = Images()
+    """What a model that reads images is shown, and where images may come from."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Model:
@@ -92,10 +112,27 @@ class Environment(Section):
 
     code: str = ""
     """A Python file that declares this environment with `agentrl.Environment`, and so the keys that are not given here;
-    relative to the run file. `NAME: FILE.py` is short for it."""
+    relative to the run file. Or an environment of another package, such as `gymnasium:FrozenLake-v1`. `NAME: FILE.py`
+    is short for it."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """With a `code` of another package: what its own constructor is given, such as `{is_slippery: false}`."""
+    rows: Positive = 512
+    """With a `code` of another package that makes its tasks: how many are made to train on."""
+    held_out: Natural = 64
+    """With a `code` of another package that makes its tasks: how many are made to evaluate."""
+    python: str = "{python}"
+    """With a `code`: the Python that has its packages; `{python}` is that of the run. The agent and scorers of a Python
+    file then run in a process of their own."""
+    sandbox: RequiredSandbox = Sandbox(kind="none")
+    """With a `code`: what its agent and scorers, or the program of another package, may read, write, reach and use, in
+    a process of their own: `none`, `process`, or a section with the keys of a tool server's sandbox, in which
+    `required` is `true` by default."""
+    resumable: Flag = False
+    """With a `code` in a process of its own: another sampler may continue its episodes in the middle, because its agent
+    asks the same whenever it is given the same answers. The file says so by `@rl.agent(resumable=True)`."""
     dataset: str
     """File or directory of the tasks to train on: JSONL, JSON, Parquet, or a dataset on disk; relative to the run
-    file."""
+    file. Or a dataset of a hub: `hub:NAME`, `hub:NAME:CONFIGURATION`."""
     evaluation: str = ""
     """The same for held-out tasks; empty: no evaluation."""
     made_by: str = ""
@@ -106,6 +143,9 @@ class Environment(Section):
     """The agent loop, by its registered name; a task may name another."""
     scorer: str = "exact"
     """The scorer, by its registered name; a task may name another."""
+    watchers: Words = ()
+    """Scorers that train nothing: what they say is a part of each record, which `reward_watch` compares with the score.
+    In an environment of a file: names of its metrics, or scorers."""
     answer_schema: str = "answer"
     """Where the answer is: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
     parser: Parser = "qwen"
@@ -115,10 +155,16 @@ class Environment(Section):
     now, without thoughts for instance. A prompt that differs from what was sampled is a branch."""
     system: str = ""
     """The system prompt."""
+    context: Context = Context()
+    """What is left out of a conversation that is too long."""
+    repetition: Repetition = Repetition()
+    """When an episode repeats itself."""
     max_turns: Positive = 8
     """Model calls of an episode. After them it ends at the limit of the policy."""
     epochs: Positive = 1
     """How often the dataset is used."""
+    difficulty: Difficulty | None = None
+    """From the second epoch on: the mean scores between which a row of the dataset is sampled again."""
     shuffle: Natural = 0
     """The seed for the order of the tasks within an epoch."""
     weight: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
@@ -129,6 +175,21 @@ class Environment(Section):
     """A hard bound of its own, instead of `training.hard_bound`."""
     strategy: Strategy | None = None
     """A strategy of its own at the bound, instead of `training.strategy`."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its Python file runs in a process of its own."""
+        own = self.python != OWN_PYTHON or self.sandbox.kind != "none"
+        return bool(self.code) and source_of(self.code) is None and own
+
+    @model_validator(mode="after")
+    def _of_a_file(self) -> Environment:
+        if self.resumable and not self.is_apart:
+            raise ValueError("resumable is for an environment in a process of its own, with a python or a sandbox")
+        source = source_of(self.code)
+        if self.sandbox.kind != "none" and (not self.code or (source is not None and not source.facts.program)):
+            raise ValueError("sandbox is for code in a process of its own, which this is not; tools have their own")
+        return self
 
 
 class HealthCheck(Section):
@@ -208,6 +269,8 @@ class ToolServer(Section):
     """What a call changes, by the tool's name; `*` stands for all others. `pure`: nothing. `session` (default): only
     the session of its episode. `outside`: something that outlives the session; a replay of it needs consent by
     name."""
+    examples: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By the tool's name: arguments with which `agentrl up` calls it once before the run, whatever the call changes."""
     block: Words = ()
     """Tools of the server that are not offered."""
     health: HealthCheck = HealthCheck()
@@ -302,48 +365,9 @@ class Rollout(Section):
     """How many versions an engine may be behind the newest served one. Engines further behind get no calls."""
     code: Words = ()
     """Python files that register own agent loops and scorers; relative to the run file."""
-
-
-class Engines(Section):
-    """Inference."""
-
-    count: Positive = 1
-    """How many engine units there are."""
-    kind: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
-    """`embedded` runs small models on processors; `sglang` and `vllm` start such servers on GPUs; `openai` asks
-    a server that somebody else runs, for evaluation only."""
-    slots: Positive = 64
-    """Sequences that one engine decodes at once."""
-    threads: Positive = 1
-    """Processor threads of one embedded engine."""
-    gather_s: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    """How long an embedded engine waits for more calls between two rounds while less than half of its slots are used.
-    Fewer rounds save processor time for the rest of the run, but each token takes longer by this time."""
-    load_s: Seconds = 600.0
-    """How long an engine may take to load a version, or a server to start with one; then it is replaced."""
-    weights: Literal["auto", "files", "group", "ipc"] = "auto"
-    """How weights get into an SGLang server that runs: it reads their files (`files`), or they are read and checked
-    before calls are paused, and sent by a process group (`group`) or on its GPUs (`ipc`). `auto`: `group` on
-    processors, `files` on GPUs."""
-    at_update: Literal["retract", "in_place", "abort"] = "retract"
-    """What an SGLang server does with calls under way when it gets weights. `retract`: they go on, and what was
-    computed with the weights before is computed again. `in_place`: they go on with it, so their log-probs are not
-    exact. `abort`: samplers continue them."""
-    python: str = "{python}"
-    """The Python of the environment that SGLang or vLLM is installed in; `{python}` is that of the run."""
-    gpus: Gpus | None = None
-    """GPUs of one server; empty: as many as `args` say. A share such as 0.5 leaves the rest to others."""
-    takes_turns: Flag = False
-    """The engines leave their device to the trainer when it has a batch, and come back when it waits for one: for one
-    GPU that has no room for both at the same time."""
-    args: Command = ()
-    """More arguments of an SGLang or vLLM server, for its computation, not for what it serves or to whom."""
-    url: str = ""
-    """With `kind: openai`: the address of an OpenAI-compatible API with `/completions`, such as `https://HOST/v1`."""
-    token: Secret = None
-    """With `kind: openai`: a reference to its key, `env:NAME` or `file:PATH`."""
-    model: str = ""
-    """With `kind: openai`: the name of the model there."""
+    agent_config: str = ""
+    """An agent configuration file of AgentCPM. It is read as `models`, `judges` and `summaries`, which have priority;
+    relative to the run file."""
 
 
 class Retention(Section):
@@ -381,42 +405,34 @@ class DataPlane(Section):
     """Evaluation."""
     retention: Retention = Retention()
     """How long data is kept."""
+    curriculum: tuple[CurriculumStage, ...] = ()
+    """Stages with a mix of their own, one after another. Empty: the weights of the environments."""
+    reward_watch: RewardWatch = RewardWatch()
+    """Signs that the reward is exploited."""
+    models: dict[str, tuple[OtherModel, ...]] = Field(default_factory=dict)
+    """Other models than the one that is trained, by name: services in the order in which they are asked. This section
+    and the two after it change without a restart."""
+    judges: dict[str, Judge] = Field(default_factory=dict)
+    """Scorers that ask another model, by the name that environments and tasks use."""
+    summaries: Summaries = Summaries()
+    """Long results of tools are summarised by another model before the policy reads them."""
 
 
 Problem = tuple[tuple[str, ...], str]
 
 
-def _problems_of_engines(data: DataPlane) -> Iterator[Problem]:
-    engines = data.engines
-    if problem := server_arguments.problem_of(engines.kind, engines.args):
-        yield ("engines", "args"), problem
-    elif engines.weights in ("group", "ipc") and server_arguments.ranks_of(engines.args) is None:
-        yield (
-            ("engines", "weights"),
-            f"is {engines.weights}, which servers with --dp-size or --pp-size cannot: use files",
-        )
-    elif engines.kind in server_arguments.ALLOWED and (given := engines.gpus) is not None:
-        wanted = server_arguments.gpus_of(engines.kind, engines.args)
-        if given != wanted and not (wanted == 1 and 0 < given < 1):
-            yield ("engines", "gpus"), f"is {given:g}, but the server computes on {wanted}: change its --tp-size"
-    saver = {"sglang": "--enable-memory-saver", "vllm": "--enable-sleep-mode"}.get(engines.kind, "")
-    if engines.takes_turns and engines.kind == "openai":
-        yield ("engines", "takes_turns"), "is for engines of this run; those of the kind openai are elsewhere"
-    elif engines.takes_turns and saver and saver not in engines.args:
-        yield ("engines", "takes_turns"), f"needs args: {saver}, with which a server can release its memory"
-    elif engines.takes_turns and data.training.parallel.ranks > 1:
-        yield ("engines", "takes_turns"), "is for a trainer of one process; training.parallel has several"
-    if engines.kind != "openai":
-        if engines.url or engines.token or engines.model:
-            yield ("engines",), "has url, token or model, which are for kind: openai"
-    elif not engines.url:
-        yield ("engines", "url"), "is missing: kind: openai needs the address of a server, such as https://HOST/v1"
-    elif not data.training.frozen:
-        yield (
-            ("engines", "kind"),
-            "is openai: its answers have neither token ids nor log-probs, so nothing can be trained on them; "
-            "set training.frozen: true to evaluate only",
-        )
+def _problems_of_context(data: DataPlane, name: str, environment: Environment) -> Iterator[Problem]:
+    context, at = environment.context, ("environments", name, "context")
+    if context.strategy != "stop" and environment.history == "template":
+        yield (*at, "strategy"), "needs history: sampled, because the template rewrites the whole conversation"
+    source = source_of(environment.code)
+    if context.strategy == "discard_all_with_summary" and source is not None and source.facts.program:
+        yield (*at, "strategy"), "has a turn of its own, which the package would take for an action; take another one"
+    if context.model and context.model not in data.models:
+        known = ", ".join(data.models) or "none"
+        yield (*at, "model"), f"names the unknown model {context.model!r}; known are: {known}"
+    if context.budget >= data.sampling.context:
+        yield (*at, "budget"), f"must be below sampling.context ({data.sampling.context})"
 
 
 def problem_of_schema(schema: str) -> str:
@@ -439,9 +455,19 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
             if server not in data.tools:
                 known = ", ".join(data.tools) or "none"
                 yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
+        yield from _problems_of_context(data, name, environment)
+        if environment.is_apart and environment.code in data.rollout.code:
+            sentence = (
+                "has the run's Python and no sandbox elsewhere in this run, so samplers import its file: write the "
+            )
+            yield ("environments", name, "code"), sentence + "same for all its environments, and in the run file itself"
         if problem := problem_of_schema(environment.answer_schema):
             yield ("environments", name, "answer_schema"), problem
-    yield from _problems_of_engines(data)
+    yield from engines.problems_of(data.engines, data.training)
+    yield from curriculum.problems_of(data.curriculum, data.environments)
+    yield from other_models.problems_of(data.models, data.judges, data.summaries)
+    for name in set(data.judges) & set(SHIPPED_SCORERS):
+        yield ("judges", name), "has the name of a scorer that comes along; take another"
     n = data.sampling.n
     if data.training.reference_weight and data.training.reference == "none":
         yield (

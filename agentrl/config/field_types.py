@@ -49,10 +49,15 @@ class Tunable:
     name: str = ""
     """The name of the knob, if it is not the key of the field."""
     scientific: bool = False
+    looks_back: bool = False
+    """The steward counts what a value would have changed over the last batches."""
 
 
 NEXT_STEP = Tunable("next version", Role.TRAINER)
 SCIENTIFIC_STEP = Tunable("next version", Role.TRAINER, scientific=True)
+OF_BATCHES = replace(SCIENTIFIC_STEP, looks_back=True)
+OF_GROUPS = Tunable("now", Role.STEWARD, scientific=True, looks_back=True)
+"""Of what is admitted from now on."""
 
 
 def named(name: str, like: Tunable) -> Tunable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
-from agentrl.protocol.knob import Knob
+from agentrl.protocol.knob import Knob, plain_value
 from agentrl.protocol.specs import Role
 
 _COLUMNS = ("knob", "of", "what", "allowed", "default", "takes effect")
@@ -21,7 +21,7 @@ def table() -> str:
 
 
 def _cells(knob: Knob) -> tuple[str, ...]:
-    default = f"{knob.default:g}" if isinstance(knob.default, float) else str(knob.default)
+    default = f"{knob.default:g}" if isinstance(knob.default, float) else plain_value(knob.default)
     when = f"{knob.boundary}, scientific" if knob.scientific else knob.boundary
     return f"`{knob.name}`", knob.owner, knob.help, knob.allowed, default, when
 

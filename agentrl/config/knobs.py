@@ -23,7 +23,8 @@ _KINDS: dict[object, str] = {float: "float", int: "int", bool: "bool", str: "str
 
 def unit_knobs(config: RunConfig, owner: Role) -> dict[str, Knob]:
     """The knobs that the units of this group apply, by name, with the values of the configuration as defaults."""
-    return {knob.name: knob for knob in _marked(config) if knob.owner == owner.value}
+    found = (*_marked(config), *_of_parts(config))
+    return {knob.name: knob for knob in found if knob.owner == owner.value}
 
 
 def supervision_knobs() -> tuple[Knob, ...]:
@@ -53,6 +54,18 @@ def _marked(section: Section) -> Iterator[Knob]:
             yield _knob(section, name, mark)
 
 
+def _of_parts(config: RunConfig) -> Iterator[Knob]:
+    """The knobs of single environments and stages: `shop.difficulty_least`, `stage_1.score`."""
+    parts: list[tuple[str, Section | None]] = [
+        (f"{name}.", environment.difficulty) for name, environment in config.environments.items()
+    ]
+    parts += [(f"stage_{number}.", stage.until) for number, stage in enumerate(config.curriculum, 1)]
+    for prefix, section in parts:
+        for name in type(section).model_fields if section is not None else ():
+            if section is not None and (mark := _mark(section, name)):
+                yield _knob(section, name, mark, prefix)
+
+
 def _mark(section: Section, name: str) -> Tunable | None:
     return next((each for each in type(section).model_fields[name].metadata if isinstance(each, Tunable)), None)
 
@@ -72,5 +85,6 @@ def _knob(section: Section, name: str, mark: Tunable, prefix: str = "") -> Knob:
         choices=choices,
         boundary=mark.boundary,
         scientific=mark.scientific,
+        looks_back=mark.looks_back,
         owner=mark.owner.value if mark.owner else "",
     ).verified()

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config import extended_files, introspection, own_environments
+from agentrl.config import agentcpm_file, extended_files, introspection, own_environments
 from agentrl.config.relative_paths import absolute
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.tool_lock import ToolLock, with_digests
@@ -69,6 +69,7 @@ def load_config(
     tree = extended_files.Written() if file is None else extended_files.read(file)
     base = Path.cwd() if file is None else file.parent
     own_environments.fill_in(tree, base)
+    agentcpm_file.fill_in(tree, base)
     env = os.environ if environ is None else environ
     overrides = [*_from_environment(env, tree.value), *_from_sets(sets)]
     misspelt = [unknown_key(one.path, one.source) for one in overrides if _WHOLE.at(one.path) is None]

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from agentrl.config.field_types import Natural, Number, Section, Words
+from agentrl.config.server_arguments import ranks_of
 
 if TYPE_CHECKING:
+    from agentrl.config.engines import Engines
     from agentrl.config.training import Training
 
 
@@ -37,6 +39,22 @@ class Lora(Section):
         raise ValueError("must not have dropout: the trainer computes the model that engines sample from")
 
 
+def refuses_adapters(engines: Engines) -> str:
+    """Empty if engines of this kind can load adapters apart from the model that they change; else why they cannot."""
+    if engines.kind == "sglang":
+        return "" if ranks_of(engines.args) else "SGLang servers with --dp-size or --pp-size load whole weights only"
+    return "" if engines.kind == "embedded" else f"engines of the kind {engines.kind} load whole weights only"
+
+
+def problems_of_publication(training: Training, engines: Engines) -> Iterator[tuple[tuple[str, ...], str]]:
+    if training.publication.adapters == "apart":
+        path = ("training", "publication", "adapters")
+        if not training.lora.rank:
+            yield path, "is apart, and no adapters are trained: write training.lora, such as lora: {rank: 16}"
+        elif why := refuses_adapters(engines):
+            yield path, f"is apart, but {why}: use merged, or auto"
+
+
 def problems_of(training: Training) -> Iterator[tuple[tuple[str, ...], str]]:
     lora = training.lora
     path = ("training", "lora")
@@ -44,17 +62,11 @@ def problems_of(training: Training) -> Iterator[tuple[tuple[str, ...], str]]:
         if lora.targets or lora.alpha:
             yield path, "has no rank: write one, such as rank: 16"
         return
-    others = [name for name in ("tensor", "pipeline", "expert") if getattr(training.parallel, name) > 1]
-    if others:
-        yield path, f"cannot be combined with training.parallel.{others[0]}; shard, replicate and context can"
     if training.advantage == "gae":
         yield (
             path,
             "cannot be combined with training.advantage: gae, because all weights of its critic would be trained",
         )
-    for kind in ("tensor", "pipeline", "expert"):
-        if getattr(training.parallel, kind) > 1:
-            yield path, f"cannot be combined with training.parallel.{kind}: have shard, replicate or context"
     if training.reference != "none" and training.warmup.steps:
         yield (
             path,

@@ -1,7 +1,7 @@
 """Environments that a run file takes from a Python file: `environments: {quiz: quiz.py}`.
 
 Invariants:
-- The file is run in a process of its own, which has a limit of time.
+- The file is run in a process of its own, which has a limit of time, and the sandbox that the run file names for it.
 - What the run file says itself has priority over what the Python file declares.
 - After this a configuration is complete: no other process has to ask the file what it declares.
 """
@@ -13,18 +13,47 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from agentrl.adapters.player import OWN_PYTHON
+from agentrl.adapters.sources import Source, source_of
+from agentrl.config import adapted_environments, tool_sandbox
 from agentrl.config.extended_files import Written
+from agentrl.config.hub_words import is_hub_word
+from agentrl.config.own_tool_servers import PROGRAM
+from agentrl.config.relative_paths import python_at
+from agentrl.config.sandboxed_commands import command_within, sandbox_of
 from agentrl.errors import ConfigError
 from agentrl.toolservers.function_tools import FunctionFileError, FunctionTool, tools_of
 
 KEY = "code"
+ENTRY_POINTS = "agentrl.environments"
+"""The group in which a package names its environments: `quiz = "my_package.quiz"`."""
 Described = dict[str, dict[str, Any]]
 """What a file says, by environment."""
 WITHIN_S = 60.0
 """What it imports may be large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """What runs a file."""
+
+    python: str = OWN_PYTHON
+    sandboxed: str = ""
+    """The sandbox, as `sandboxed_commands` has it."""
+
+    def command(self, file: Path) -> list[str]:
+        asked = [self.python.replace(OWN_PYTHON, sys.executable), PROGRAM, "describe", str(file)]
+        return command_within(self.sandboxed, asked, file)
+
+
+Files = dict[tuple[Path, _Runner], Described]
+"""By file and what runs it."""
 
 
 def fill_in(written: Written, base: Path) -> None:
@@ -32,15 +61,36 @@ def fill_in(written: Written, base: Path) -> None:
     environments = written.value.get("environments")
     if not isinstance(environments, dict):
         return
-    files: dict[Path, Described] = {}
+    files: Files = {}
     for name, given in list(environments.items()):
         at = ("environments", str(name))
         if isinstance(given, str):
             given = environments[name] = {KEY: given}
             written.sources[(*at, KEY)] = written.sources.get(at, "")
             written.directories[(*at, KEY)] = written.directories.get(at, base)
-        if isinstance(given, dict) and isinstance(given.get(KEY), str) and given[KEY]:
+        if not isinstance(given, dict) or not isinstance(given.get(KEY), str) or not given[KEY]:
+            continue
+        if source := source_of(given[KEY]):
+            _adapt(written, str(name), source, given, base)
+        else:
             _fill_in(written, str(name), given, base, files)
+
+
+def _adapt(written: Written, name: str, source: Source, given: dict[str, Any], base: Path) -> None:
+    """Add what an environment of another package says."""
+    at = ("environments", name)
+    where = written.sources.get((*at, KEY)) or f"environments.{name}.{KEY}"
+    beside = written.directories.get((*at, KEY), base)
+    tools = written.value.get("tools")
+    own = tools.get(name) if isinstance(tools, dict) else None
+    server = own if isinstance(own, dict) else {}
+    sandbox = sandbox_of(written, name, given, base)
+    found = adapted_environments.found_in(source, name, given, server, where, beside, sandbox)
+    if found.server:
+        if "sandbox" in found.server:
+            server.pop("sandbox", None)  # The one that was found has what it says.
+        _put(written, written.value.setdefault("tools", {}), ("tools", name), found.server, str(source), beside)
+    _put(written, written.value["environments"], at, found.environment, str(source), beside)
 
 
 def names_in(path: Path) -> tuple[str, ...]:
@@ -48,48 +98,84 @@ def names_in(path: Path) -> tuple[str, ...]:
     return tuple(_described(path, path.name))
 
 
-def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path, files: dict[Path, Described]) -> None:
+def installed(name: str) -> Path | None:
+    """The file of an environment that an installed package has under this name."""
+    for found in entry_points(group=ENTRY_POINTS, name=name):
+        spec = find_spec(found.value.partition(":")[0])
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            return Path(spec.origin)
+    return None
+
+
+def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path, files: Files) -> None:
     """`files` are those that were asked already."""
     at = ("environments", name)
     where = written.sources.get((*at, KEY)) or f"environments.{name}.{KEY}"
     beside = written.directories.get((*at, KEY), base)
     path = Path(os.path.normpath(beside / Path(given[KEY]).expanduser()))
-    if path not in files:
-        files[path] = _described(path, where)
-    environment = _environment(files[path], path, name, where)
+    python = _python(written, at, given, base)
+    runner = _Runner(python, sandbox_of(written, name, given, base))
+    if not path.is_file() and given[KEY].isidentifier():
+        path = installed(given[KEY]) or path
+    if (path, runner) not in files:
+        files[path, runner] = _described(path, where, runner)
+    environment = _environment(files[path, runner], path, name, where)
     source = f"{path.name}:{environment['line']}"
+    if runner.sandboxed:
+        _refuse_other_tools(environment["keys"], path, where)
+        _refuse_files_outside(environment["keys"], path, where)
     found = environment["keys"] | {"agent": name} | ({"scorer": name} if environment["scored"] else {})
     tools = _tools(path, environment["tools"], where)
     if tools:
         found["tools"] = [name]
         servers = written.value.setdefault("tools", {})
-        _put(written, servers, ("tools", name), _server(path, tools, environment["tools"]), source, path.parent)
+        server = _server(path, tools, environment["tools"], python)
+        if tool_sandbox.is_required(given.get("sandbox", environment["keys"].get("sandbox", "none"))):
+            # The tools are the same file, and a toolbox may be where there is no sandbox.
+            server["sandbox"] = {"kind": "process", "required": True}
+        _put(written, servers, ("tools", name), server, source, path.parent)
     _put(written, written.value["environments"], at, found, source, path.parent)
+    if python != OWN_PYTHON or tool_sandbox.is_named(given.get("sandbox", "none")):
+        # It runs in a process of its own, so samplers do not see what it declares.
+        written.value["environments"][name][KEY] = str(path)
+        apart = {"resumable": True} if environment["resumable"] else {}
+        _put(written, written.value["environments"], at, apart, source, path.parent)
+        return
     rollout = written.value.setdefault("rollout", {})
     code = rollout.get("code") or []
     named = [code] if isinstance(code, str) else list(code)
     rollout["code"] = named if str(path) in named else [*named, str(path)]
 
 
+def _python(written: Written, at: tuple[str, str], given: Mapping[str, Any], base: Path) -> str:
+    """The Python that runs the file."""
+    named = given.get("python") or OWN_PYTHON
+    beside = written.directories.get((*at, "python"), base)
+    return python_at(str(named), os.path.normpath(beside / Path(str(named)).expanduser()))
+
+
 def _put(
     written: Written, table: Any, at: tuple[str, str], found: Mapping[str, Any], source: str, directory: Path
 ) -> None:
-    """What is found under a key that the run file does not set."""
+    """Add what is found under keys that the run file does not set."""
     if not isinstance(table, dict):
         return  # Validation says what is wrong with it.
     here = table.setdefault(at[1], {})
     for key, value in found.items():
         if isinstance(here, dict) and here.get(key) is None:
             here[key] = value
-            written.sources[(*at, key)], written.directories[(*at, key)] = source, directory
+            inner = [(*at, key, each) for each in value] if isinstance(value, dict) else []
+            for place in ((*at, key), *inner):
+                written.sources[place], written.directories[place] = source, directory
 
 
-def _server(path: Path, tools: list[FunctionTool], wanted: list[str]) -> dict[str, Any]:
+def _server(path: Path, tools: list[FunctionTool], wanted: list[str], python: str) -> dict[str, Any]:
     """The server of the file's tools. Its process serves all episodes and keeps their states apart."""
+    by_own = {"functions": str(path)}
     stateful = any(tool.session_class for tool in tools if tool.name in wanted)
     unwanted = [tool.name for tool in tools if tool.name not in wanted]
     return {
-        "functions": str(path),
+        **(by_own if python == OWN_PYTHON else {"command": [python, PROGRAM, "functions", str(path)]}),
         "cwd": str(path.parent),
         "session": "keyed" if stateful else "shared",
         **({"block": unwanted} if unwanted else {}),
@@ -121,13 +207,16 @@ def _environment(found: Described, path: Path, name: str, where: str) -> dict[st
     raise ConfigError(f"{where}: {path.name} declares no environment {name!r}.", hint=f"It declares {known}.")
 
 
-def _described(path: Path, where: str) -> Described:
+def _described(path: Path, where: str, runner: _Runner = _Runner()) -> Described:
     if not path.is_file():
-        raise ConfigError(f"{where}: there is no file {path}.", hint="It is relative to the run file.")
-    command = [sys.executable, "-m", "agentrl.environments", str(path)]
+        hint = "It is relative to the run file; or name an environment of an installed package."
+        raise ConfigError(f"{where}: there is no file {path}.", hint=hint)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=WITHIN_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(runner.command(path), capture_output=True, timeout=WITHIN_S, stdin=subprocess.DEVNULL)
         answer = json.loads(done.stdout or b"{}")
+    except OSError as wrong:
+        hint = "`python` names the program of another environment."
+        raise ConfigError(f"{where}: {runner.python} does not start: {wrong.strerror}.", hint=hint) from None
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"{where}: {path.name} is not imported within {WITHIN_S:g} s.",
@@ -135,9 +224,42 @@ def _described(path: Path, where: str) -> Described:
         ) from None
     except ValueError:
         answer = {}
-    if "environments" not in answer:
+    answer = answer if isinstance(answer, dict) else {}
+    if "refused" in answer:
+        raise ConfigError(str(answer["refused"]), hint=str(answer.get("hint", "")))
+    described = answer.get("environments")
+    if not isinstance(described, dict) or not all(map(_is_whole, described.values())):
         said = answer.get("error") or f"its process ended with {done.returncode}"
         line = f", line {answer['line']}" if answer.get("line") else ""
         raise ConfigError(f"{where}: {path.name}{line}: {said}.")
-    described: Described = answer["environments"]
     return described
+
+
+def _is_whole(environment: object) -> bool:
+    """Whether this is what our program says of an environment: the file runs beside it and may write the same."""
+    return isinstance(environment, dict) and all(
+        isinstance(environment.get(key), kind)
+        for key, kind in {"line": int, "keys": dict, "tools": list, "scored": bool, "resumable": bool}.items()
+    )
+
+
+def _refuse_other_tools(keys: Mapping[str, Any], path: Path, where: str) -> None:
+    """A file with a sandbox names no tool server but that of its own functions: its agent could call them."""
+    if "tools" in keys:
+        raise ConfigError(
+            f"{where}: {path.name} has a sandbox, so it may not name tool servers.",
+            hint="Write it in the run file: environments: {NAME: {tools: [...]}}.",
+        )
+
+
+def _refuse_files_outside(keys: Mapping[str, Any], path: Path, where: str) -> None:
+    """A file with a sandbox declares no dataset that it could not read itself: its episodes would show it."""
+    for key in ("dataset", "evaluation"):
+        named = keys.get(key)
+        if not isinstance(named, str) or is_hub_word(named):
+            continue
+        if not (path.parent / Path(named).expanduser()).resolve().is_relative_to(path.parent.resolve()):
+            raise ConfigError(
+                f"{where}: {path.name} has a sandbox, and its {key} {named} is not in the directory of the file.",
+                hint=f"Write it in the run file: environments: {{NAME: {{{key}: {named}}}}}.",
+            )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 Shipped = Literal["", "python", "files", "calculator", "search"]
 STATELESS = ("calculator", "search")
 """One process serves all episodes."""
-_PROGRAM = str(Path(__file__).parents[1] / "toolservers" / "__main__.py")
+PROGRAM = str(Path(__file__).parents[1] / "toolservers" / "__main__.py")
 _CELL_SHARE = 0.8
 """Of the time of a call: a cell ends before the call does, so that its interpreter survives."""
 
@@ -42,7 +42,7 @@ def command_of(
 ) -> tuple[str, ...]:
     """The command that starts the server; empty if neither is set."""
     # The program is named by its path, because a virtual environment of the server does not have agentrl.
-    start = ("python" if has_packages else "{python}", _PROGRAM)
+    start = ("python" if has_packages else "{python}", PROGRAM)
     match shipped:
         case "python":
             return (*start, "python", "--cell-s", f"{timeout_s * _CELL_SHARE:g}")

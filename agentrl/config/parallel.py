@@ -40,9 +40,9 @@ class Parallel(Section):
 Problem = tuple[tuple[str, ...], str]
 
 
-def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0) -> Iterator[Problem]:
-    """What this run cannot do. `groups`: of one step; 0 if it has none. `gpus`: of all ranks together. What its model
-    cannot do is found when that is read."""
+def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0, compiled: bool = False) -> Iterator[Problem]:
+    """What this run cannot do. `groups`: of one step; 0 if it has none. `gpus`: of all ranks together. `compiled`: its
+    layers are. What its model cannot do is found when that is read."""
     path = ("training", "parallel")
     if 0 < groups < parallel.with_other_groups:
         yield (
@@ -52,5 +52,12 @@ def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0) -> Iterator
         )
     if parallel.expert > 1 and parallel.tensor > 1:
         yield (*path, "expert"), "and tensor both divide the experts: have one of them"
+    exchanging = [name for name in ("tensor", "context", "pipeline", "expert") if getattr(parallel, name) > 1]
+    if compiled and exchanging:
+        yield (
+            ("training", "compile"),
+            f"cannot be combined with training.parallel.{exchanging[0]}, whose ranks exchange tensors within layers; "
+            "shard and replicate can",
+        )
     if parallel.ranks > 1 and gpus % parallel.ranks:
         yield ("training", "gpus"), f"is {gpus:g}: its {parallel.ranks} ranks need as many whole GPUs each, or none"

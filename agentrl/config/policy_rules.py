@@ -14,6 +14,7 @@ from agentrl.config.loss_keys import DecaySettings, MaskSettings
 from agentrl.config.training import OverlongSettings, Training
 from agentrl.errors import ConfigError
 from agentrl.policies.advantages import Estimator, Overlong
+from agentrl.policies.curriculum import Stage, Until, Window
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.learning_rates import Schedule
@@ -35,6 +36,7 @@ def group_rule(config: DataPlane) -> GroupRule:
         cap_malformed=training.cap_malformed,
         turn_spread=float(training.turn_spread),
         overlong=overlong(training.overlong),
+        overlong_tokens=(training.overlong.begins, training.overlong.full),
         turn_discount=float(training.turn_discount),
     )
 
@@ -128,6 +130,22 @@ def critic(training: Training) -> CriticRule | None:
         normalise=given.normalise,
         alone=given.alone,
     )
+
+
+def stages(config: DataPlane) -> tuple[Stage, ...]:
+    """The curriculum."""
+    made = []
+    for each in config.curriculum:
+        end = each.until
+        until = None if end is None else Until(end.environment, float(end.score), end.groups)
+        made.append(Stage({name: float(weight) for name, weight in each.mix.items()}, until, dict(each.scorers)))
+    return tuple(made)
+
+
+def window(environment: Environment) -> Window | None:
+    """Which rows of its dataset are sampled again."""
+    wanted = environment.difficulty
+    return None if wanted is None else Window(float(wanted.least), float(wanted.most))
 
 
 def masks(settings: MaskSettings) -> Masks:

@@ -10,9 +10,12 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from agentrl.adapters.sources import source_of
 from agentrl.config.data_plane import ToolServer
+from agentrl.config.hub_words import is_hub_word
 from agentrl.config.placement import Placement
 from agentrl.config.run import RunConfig
+from agentrl.config.tool_sandbox import Sandbox
 
 At = tuple[str, ...]
 Beside = Callable[[At, str], str]
@@ -41,6 +44,11 @@ def absolute(config: RunConfig, directory_of: Callable[[At], Path]) -> RunConfig
     )
 
 
+def python_at(python: str, place: str) -> str:
+    """The interpreter, at `place` if its name is a path. A word without a slash is looked for on the PATH."""
+    return place if "/" in python else python
+
+
 def _placement_paths(config: RunConfig, beside: Beside) -> Placement:
     ssh = config.placement.ssh
     if ssh is None:
@@ -53,18 +61,23 @@ def _cwd(at: At, cwd: str, beside: Beside) -> str:
     return beside((*at, "cwd"), cwd) if cwd else beside((*at, "command"), ".")
 
 
-def _tool_paths(at: At, server: ToolServer, beside: Beside) -> ToolServer:
-    def placed(key: At, paths: Sequence[str]) -> tuple[str, ...]:
-        return tuple(path if path.startswith("{run_dir}") else beside((*at, *key), path) for path in paths)
+def _placed(at: At, paths: Sequence[str], beside: Beside) -> tuple[str, ...]:
+    return tuple(path if path.startswith("{run_dir}") else beside(at, path) for path in paths)
 
-    sandbox = server.sandbox
-    own = {name: placed(("sandbox", name), getattr(sandbox, name)) for name in ("read", "write")}
+
+def sandbox_paths(at: At, sandbox: Sandbox, beside: Beside) -> Sandbox:
+    """`at` is the section that has the sandbox."""
+    own = {name: _placed((*at, "sandbox", name), getattr(sandbox, name), beside) for name in ("read", "write")}
+    return sandbox.model_copy(update=own)
+
+
+def _tool_paths(at: At, server: ToolServer, beside: Beside) -> ToolServer:
     return server.model_copy(
         update={
             "cwd": _cwd(at, server.cwd, beside),
-            "sandbox": sandbox.model_copy(update=own),
+            "sandbox": sandbox_paths(at, server.sandbox, beside),
             "functions": beside((*at, "functions"), server.functions),
-            "corpus": placed(("corpus",), server.corpus),
+            "corpus": _placed((*at, "corpus"), server.corpus, beside),
             "workspace": beside((*at, "workspace"), server.workspace),
         }
     )
@@ -77,6 +90,11 @@ def _data_paths(config: RunConfig, beside: Beside) -> dict[str, object]:
             update={
                 key: beside(("environments", name, key), getattr(each, key))
                 for key in ("code", "dataset", "evaluation")
+                if not (source_of(each.code) if key == "code" else is_hub_word(getattr(each, key)))
+            }
+            | {
+                "python": python_at(each.python, beside(("environments", name, "python"), each.python)),
+                "sandbox": sandbox_paths(("environments", name), each.sandbox, beside),
             }
         )
         for name, each in config.environments.items()
@@ -87,15 +105,14 @@ def _data_paths(config: RunConfig, beside: Beside) -> dict[str, object]:
     }
     model = config.model and config.model.model_copy(update={"path": beside(("model", "path"), config.model.path)})
     code = tuple(beside(("rollout", "code"), path) for path in config.rollout.code)
-    # A word without a slash is looked for on the PATH.
-    python = config.engines.python
-    python = beside(("engines", "python"), python) if "/" in python else python
+    agent_config = beside(("rollout", "agent_config"), config.rollout.agent_config)
+    python = python_at(config.engines.python, beside(("engines", "python"), config.engines.python))
     training = config.training
     warmup = beside(("training", "warmup", "dataset"), training.warmup.dataset)
     return {
         "environments": environments,
         "tools": tools,
-        "rollout": config.rollout.model_copy(update={"code": code}),
+        "rollout": config.rollout.model_copy(update={"code": code, "agent_config": agent_config}),
         "model": model,
         "engines": config.engines.model_copy(update={"python": python}),
         "training": training.model_copy(

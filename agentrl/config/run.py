@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from agentrl.config import data_plane, lora, parallel, placement, policy_rules
+from agentrl.config.agentcpm_file import JUDGES
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.field_types import Bytes, Flag, Secret, Section
 from agentrl.config.hosts import Host, all_hosts, known_words, problem_of
@@ -189,10 +190,12 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem
     yield from _problems_of_registered_names(config)
     yield from policy_rules.problems_of(config)
     yield from lora.problems_of(config.training)
+    yield from lora.problems_of_publication(config.training, config.engines)
     yield from parallel.problems_of(
         config.training.parallel,
         groups=config.training.groups if config.environments else 0,
         gpus=config.training.gpus or 0,
+        compiled=config.training.compile,
     )
     if config.training.gather == "bfloat16" != config.training.precision:
         yield ("training", "gather"), "is bfloat16, which needs precision: bfloat16"
@@ -221,9 +224,11 @@ def _problems_of_registered_names(config: RunConfig) -> Iterator[data_plane.Prob
     for name, environment in config.environments.items():
         for key, named, shipped in (
             ("agent", environment.agent, data_plane.SHIPPED_AGENTS),
-            ("scorer", environment.scorer, data_plane.SHIPPED_SCORERS),
+            ("scorer", environment.scorer, (*data_plane.SHIPPED_SCORERS, *config.judges)),
         ):
-            if named not in shipped:
+            if named in JUDGES and named not in shipped:
+                yield ("environments", name, key), f"is {named}, which asks the models of rollout.agent_config: name it"
+            elif named not in shipped and not (named == name and environment.code):
                 yield (
                     ("environments", name, key),
                     f"names {named!r}, which is not built in, and rollout.code names no file that registers it; "

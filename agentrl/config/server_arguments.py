@@ -19,7 +19,7 @@ _SGLANG = frozenset(
         # Number formats and kernels.
         *("--dtype", "--quantization", "--kv-cache-dtype", "--enable-fp32-lm-head", "--enable-tf32-matmul"),
         *("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend"),
-        *("--enable-deterministic-inference", "--random-seed"),
+        *("--enable-deterministic-inference", "--random-seed", "--lora-backend", "--max-lora-chunk-size"),
         # Memory and batches.
         *("--mem-fraction-static", "--max-total-tokens", "--max-queued-requests", "--max-prefill-tokens"),
         "--enable-memory-saver",

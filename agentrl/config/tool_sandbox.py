@@ -1,4 +1,4 @@
-"""Defines the sandbox of a tool server: what it may read, write, reach and use.
+"""Defines the sandbox of a tool server or of an environment: what its processes may read, write, reach and use.
 
 `sandbox: process` is short for `sandbox: {kind: process}`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, WithJsonSchema, model_validator
 
 from agentrl.config.field_types import Bytes, Flag, Section, Words
 from agentrl.config.network_rules import NetworkRules
@@ -16,6 +16,7 @@ from agentrl.config.network_rules import NetworkRules
 _Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _LEAST_MEMORY = 16 << 20
 _SWITCHES = {"off": False, "on": True}
+_PRIVATE = re.compile(r"(?!/(?:bin|dev|etc|home|lib\w*|proc|root|run|sbin|sys|tmp|usr|var)(?:/|$))(?:/\w[\w.-]*)+")
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 
 
@@ -26,7 +27,7 @@ def _network(value: Any) -> Any:
 
 
 class Sandbox(Section):
-    """The limits of a server that a toolbox starts."""
+    """The limits of a server that a toolbox starts, or of the process of an environment."""
 
     kind: Literal["none", "process", "container"] = "process"
     """`process`: bubblewrap. `container`: podman or docker. `none`: the server may do all that its user may do."""
@@ -47,6 +48,8 @@ class Sandbox(Section):
     write: Words = ()
     """Files and directories that exist and that the server may change. Its `/tmp` and home directory are private to
     each process and end with it."""
+    private: Words = ()
+    """More directories, such as `/app`, that are empty at the start of each process, private to it, and end with it."""
     memory: Bytes = 2 << 30
     """Memory of each process; where the host allows cgroups, of all processes of the sandbox together."""
     processes: _Count = 128
@@ -72,6 +75,10 @@ class Sandbox(Section):
             NetworkRules(self.allowed_hosts)
             if self.kind != "process":
                 raise ValueError("network: a list of hosts needs the kind process")
+        if self.private and not (self.kind == "process" and self.required):
+            raise ValueError("private needs kind: process and required: true, or a server could change the host's own")
+        if wrong := [path for path in self.private if not _PRIVATE.fullmatch(path)]:
+            raise ValueError(f"private has {wrong[0]!r}; it must be a directory such as /app, and none of the system's")
         if self.kind == "none" and self.required:
             raise ValueError("required has no meaning for the kind none")
         return self
@@ -93,3 +100,43 @@ def _named_by_kind(value: Any) -> Any:
 SandboxOrKind = Annotated[
     Sandbox, BeforeValidator(_named_by_kind, json_schema_input_type=Literal["none", "process"] | Sandbox)
 ]
+
+
+def _required(value: Any) -> Any:
+    """Whoever names a sandbox for code of others does not want it with the rights of the user."""
+    named = _named_by_kind(value)
+    if isinstance(named, dict) and named.get("kind", "process") != "none":
+        return {"required": True, **named}
+    return named
+
+
+def _no_container(sandbox: Sandbox) -> Sandbox:
+    if sandbox.kind == "container":
+        raise ValueError("the process of an environment has a sandbox of the kind process or none, not container")
+    return sandbox
+
+
+RequiredSandbox = Annotated[
+    Sandbox,
+    BeforeValidator(_required, json_schema_input_type=Literal["none", "process"] | Sandbox),
+    AfterValidator(_no_container),
+]
+"""That of an environment: `required: true` is the default."""
+_required_sandbox: TypeAdapter[Sandbox] = TypeAdapter(RequiredSandbox)
+
+
+def required(plain: object) -> Sandbox:
+    """Raises ValidationError."""
+    return _required_sandbox.validate_python(plain)
+
+
+def is_named(plain: object) -> bool:
+    """Whether the key of a run file that is not validated yet names a sandbox."""
+    named = _named_by_kind(plain)
+    return isinstance(named, dict) and named.get("kind", "process") != "none"
+
+
+def is_required(plain: object) -> bool:
+    """Whether it names one without which nothing may run."""
+    named = _named_by_kind(plain)
+    return is_named(plain) and isinstance(named, dict) and named.get("required", True) is not False

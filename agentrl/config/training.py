@@ -13,6 +13,8 @@ from agentrl.config.curves import CurvesSettings
 from agentrl.config.field_types import (
     LONGEST_S,
     NEXT_STEP,
+    OF_BATCHES,
+    OF_GROUPS,
     SCIENTIFIC_STEP,
     Bytes,
     Flag,
@@ -23,6 +25,7 @@ from agentrl.config.field_types import (
     Positive,
     Section,
     Share,
+    named,
 )
 from agentrl.config.lora import Lora
 from agentrl.config.loss_keys import DecaySettings, LossKeys
@@ -96,8 +99,8 @@ class OverlongSettings(Section):
     """Generated tokens of a record up to which nothing is taken."""
     full: Natural = 0
     """Tokens from which on the whole penalty is taken; between the two it grows evenly."""
-    penalty: Least = 0.0
-    """How much is taken; 0: nothing."""
+    penalty: Annotated[Least, named("overlong_penalty", OF_GROUPS)] = 0.0
+    """How much of its score a record with `overlong.full` tokens or more loses; 0: nothing."""
 
 
 class CriticSettings(Section):
@@ -120,8 +123,12 @@ class CriticSettings(Section):
 class PublicationSettings(Section):
     """How weights are published to engines."""
 
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Of published weights. `auto`: bfloat16, but float32 for the model of `build`."""
+    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Of published weights. `auto`: bfloat16, or float16 if `training.precision` is that; float32 for the model of
+    `build`."""
+    adapters: Literal["auto", "merged", "apart"] = "auto"
+    """With `lora`: versions are whole weights (`merged`), or the adapters alone, beside a base that engines get once
+    (`apart`). `auto`: apart for embedded engines, merged for servers."""
     shard: Annotated[Bytes, Field(ge=1 << 20)] = 512 << 20
     """The most bytes of one file, unless a single tensor is larger."""
     delta: Literal["auto", "always", "never"] = "auto"
@@ -136,7 +143,7 @@ class Training(LossKeys):
     """True: nothing is trained. The trainer publishes the initial weights and ends."""
     steps: Natural = 0
     """Steps after which the run is complete; 0 means until the end of the data."""
-    groups: Annotated[Positive, SCIENTIFIC_STEP] = 8
+    groups: Annotated[Positive, OF_BATCHES] = 8
     """Groups of one step."""
     optimizer_steps: Annotated[Positive, SCIENTIFIC_STEP] = 1
     """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
@@ -155,22 +162,23 @@ class Training(LossKeys):
     """The critic of `gae`."""
     divide_by_std: Flag = True
     """Advantages of `grpo` are divided by the standard deviation of their group."""
-    normalise: Flag = False
+    normalise: Annotated[Flag, OF_BATCHES] = False
     """Advantages are normalised again over the trained tokens of each environment in a batch."""
-    balance: Flag = False
-    """Then the positive or the negative advantages of a batch shrink, until both have the same sum over the tokens."""
-    limits: LimitRule = "cap"
+    balance: Annotated[Flag, OF_BATCHES] = False
+    """The positive or the negative advantages of a batch shrink, until both have the same sum over the tokens; after
+    `normalise`."""
+    limits: Annotated[LimitRule, OF_GROUPS] = "cap"
     """The advantage of a record that reached a limit (turns, tokens, repetition): at most 0 (`cap`), none (`mask`), or
     its own (`keep`)."""
-    min_range: Least = 0.0
+    min_range: Annotated[Least, OF_GROUPS] = 0.0
     """A group whose scores span no more than this has no signal."""
-    sign_clip: Flag = False
+    sign_clip: Annotated[Flag, OF_GROUPS] = False
     """Records that score at most 0.5 never get a positive advantage, and others never a negative one."""
-    cap_malformed: Flag = False
+    cap_malformed: Annotated[Flag, OF_GROUPS] = False
     """Records that continued after malformed calls never get a positive advantage."""
     overlong: OverlongSettings = OverlongSettings()
     """A soft penalty for records that are almost too long, before the baseline of their group."""
-    turn_spread: Share = 0.0
+    turn_spread: Annotated[Share, OF_GROUPS] = 0.0
     """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     turn_discount: Share = 1.0
     """If scorers give rewards to turns: what a reward one turn later is worth."""
@@ -222,8 +230,9 @@ class Training(LossKeys):
     """Scored members that a group needs; 0 means half of it, at least 2."""
     threads: Positive = 1
     """Processor threads of the trainer."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation of a step. Weights and optimizer state stay in float32."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the computation of a step. Weights and optimizer state stay in float32. With `float16` the loss is scaled, and
+    the scale adapts itself."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again to save memory: norms and activation functions (`selective`: little more
     work), or whole layers (`full`: a third more work)."""

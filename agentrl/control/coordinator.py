@@ -31,6 +31,7 @@ from agentrl.control.commands.collect_stacks import Stacks
 from agentrl.control.commands.desired_state_commands import DesiredState
 from agentrl.control.commands.key_commands import KeyCommands
 from agentrl.control.commands.knob_commands import Tuning
+from agentrl.control.commands.past_batches_effect import PastBatchesPreview
 from agentrl.control.commands.prepared import Prepare, preparing
 from agentrl.control.commands.staleness_effect import StalenessPreview
 from agentrl.control.context import Context
@@ -76,7 +77,7 @@ from agentrl.control.state.progress import ProgressTracker
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.control.tcp_listener import TcpListener
 from agentrl.errors import ConfigError, ConflictError
-from agentrl.protocol import commands
+from agentrl.protocol import control_commands
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
@@ -200,7 +201,8 @@ class Coordinator:
         shutdown = Shutdown(context, requests, self._placed, self._ended.set)
         self._instructions = InstructionHandler(context, self._incidents, tunnels, units.died, shutdown.all_stopped)
         served = ServedCommands(context, requests)
-        tuning = Tuning(context, self._settings, requests, StalenessPreview(context, served.ask).extend)
+        counted = (StalenessPreview(context, served.ask).extend, PastBatchesPreview(context, served.ask).extend)
+        tuning = Tuning(context, self._settings, requests, counted)
         rollback = Rollback(context, self._settings, served)
         commands = {**self._commands(Stacks(context, requests)), **tuning.table, **served.table, **rollback.table}
         owners = {
@@ -243,10 +245,10 @@ class Coordinator:
             **self._rotation.table,
         }
 
-    def _preview_forget(self, args: commands.ForgetHost) -> Effect:
+    def _preview_forget(self, args: control_commands.ForgetHost) -> Effect:
         return command_effects.of_forget_host(self._context.state, args.host)
 
-    def _forget_host(self, operation: Operation, args: commands.ForgetHost) -> None:
+    def _forget_host(self, operation: Operation, args: control_commands.ForgetHost) -> None:
         self._admission.forget(args.host, by=operation.id)
 
     def _may_refuse(self, config: RunConfig) -> None:

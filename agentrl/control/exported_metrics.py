@@ -15,7 +15,7 @@ from typing import TypeVar
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.control_commands import StatusReport
 from agentrl.telemetry import data_plane_metrics, learning_metrics
 from agentrl.telemetry.control_plane_metrics import METRICS, Metric
 

@@ -20,7 +20,7 @@ from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.protocol import messages
-from agentrl.protocol.commands import RemoveHost
+from agentrl.protocol.control_commands import RemoveHost
 from agentrl.protocol.effects import few_names
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import decode_as

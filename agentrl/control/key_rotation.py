@@ -22,7 +22,7 @@ from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, RefusedError
-from agentrl.protocol.commands import RotateKeys
+from agentrl.protocol.control_commands import RotateKeys
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState
 

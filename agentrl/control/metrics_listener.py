@@ -19,7 +19,7 @@ from agentrl.config.metrics import Metrics
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import resolve_secret
 from agentrl.errors import ConfigError
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.control_commands import StatusReport
 from agentrl.transport.addresses import why_not_free
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from agentrl.control.handlers.client_queries import happenings
 from agentrl.control.persistence.journal import Journal
 from agentrl.errors import AgentrlError, ExitCode
-from agentrl.protocol.commands import Events
+from agentrl.protocol.control_commands import Events
 from agentrl.protocol.wire import raw
 
 

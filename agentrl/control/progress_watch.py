@@ -11,7 +11,7 @@ from collections.abc import Callable
 from agentrl.control.context import Context
 from agentrl.control.state.progress import Pipeline
 from agentrl.formatting.amounts import age
-from agentrl.protocol.commands import WaitChain
+from agentrl.protocol.control_commands import WaitChain
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import Role
 from agentrl.supervision.unit_slots import Slot

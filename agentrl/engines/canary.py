@@ -7,6 +7,7 @@ Invariants:
 - this module alone decides how much may differ: by the precision of both sides, and once engines have served the first
   publication of a run, by what they differed there;
 - the weights of the version before are refused, also where one step changes less than the limit;
+- what follows an image agrees by itself, because most tokens of a canary follow none;
 - a difference that is not a number never agrees;
 - a canary with another number of log-probs than of tokens is refused.
 """
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from agentrl.engines.interface import WeightsRefusedError
+from agentrl.tokens.image_ids import is_image
 
 MEAN_LIMIT = 1e-3
 """Largest mean |difference| of log-probs in float32; beyond it engine and trainer compute different models."""
@@ -37,10 +39,14 @@ TIMES_NOISE = 4.0
 LEAST_OF_LIMIT = 0.05
 """The share of the limit of the precision that always may differ: weights that learned more have more noise."""
 CERTAIN = 8.0
-"""The version before is told apart if its difference is this many times the error with which it can be measured ..."""
-OVER_ROUNDING = 2.5
-"""... and if the step changed this many times what rounding does: the writer's own rounding is in both differences, so
-that a smaller step would seem to be half missing."""
+"""The version before is told apart if its difference is this many times the error with which it can be measured: then
+the share of it that is found is known to an eighth, and a half, which decides, is four of those away from 0 and 1."""
+ROUNDING = 2.0
+"""What the writer rounds is in its numbers of both versions. Without any step, the difference of the two is therefore
+at most so many times what is left of ours, half of it points to the version before, and only more is a step."""
+CHANCE = 6.0
+"""That ratio, measured over n tokens, is off by 1/sqrt(n) of itself. With so many of these left for chance, rounding is
+taken for a step once in 10,000 times if it is distributed normally, and once in 1,000 like Student's t of four."""
 
 
 def limit_of(precision: str) -> float:
@@ -55,6 +61,13 @@ class Noise(msgspec.Struct, frozen=True):
     limit: float
 
 
+class CanaryImage(msgspec.Struct, frozen=True):
+    number: int
+    """By which the ids of sequences name it."""
+    png: bytes
+    """In the size that the model sees."""
+
+
 class Canary(msgspec.Struct, frozen=True):
     """The probe set."""
 
@@ -66,6 +79,8 @@ class Canary(msgspec.Struct, frozen=True):
     """The log-probs of the same sequences by the version before, which must not be taken for this one."""
     noise: Noise | None = None
     """What engines differed at the first publication."""
+    images: list[CanaryImage] = []
+    """Those that the sequences show."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +88,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int = 0
     mean: float = 0.0
+    """Of all tokens, or of those that follow an image if it is larger."""
     largest: float = 0.0
     limit: float = MEAN_LIMIT
     """The limit of the mean."""
@@ -117,7 +133,7 @@ def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN
         return Agreement(tokens=len(differences), mean=nan, largest=nan, limit=limit)
     return Agreement(
         tokens=len(differences),
-        mean=_mean(differences),
+        mean=max(_mean(differences), _mean(_behind_images(canary, ours))),
         largest=max(map(abs, differences)),
         limit=limit,
         towards_before=_towards(differences, _steps(canary)),
@@ -150,12 +166,27 @@ def _towards(differences: Sequence[float], steps: Sequence[float]) -> float:
     share = math.fsum(one * step for one, step in zip(differences, steps, strict=True)) / square
     # What is left if that part is taken away is noise; it decides how well the part is known.
     noise = math.fsum((one - share * step) ** 2 for one, step in zip(differences, steps, strict=True)) / len(steps)
-    return share if max(CERTAIN**2, OVER_ROUNDING**2 * len(steps)) * noise < square else 0.0
+    count = len(steps)
+    least = max(CERTAIN / math.sqrt(count), ROUNDING * (1 + CHANCE / math.sqrt(count)))
+    return share if least**2 * noise < square / count else 0.0
 
 
 def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
     return [a - b for one, other in zip(ours, theirs, strict=True) for a, b in zip(one, other, strict=True)]
 
 
+def _behind_images(canary: Canary, ours: Sequence[Sequence[float]]) -> list[float]:
+    """The differences of tokens that follow an image, without those of images, which nothing predicts."""
+    found: list[float] = []
+    for ids, one, other in zip(canary.ids, ours, canary.log_probs, strict=False):
+        first = next((place for place, token in enumerate(ids) if is_image(token)), None)
+        if first is None:
+            continue
+        begin = len(ids) - len(one)
+        scored = enumerate(zip(ids[begin:], one, other, strict=True), begin)
+        found += [a - b for at, (token, a, b) in scored if at > first and not is_image(token)]
+    return found
+
+
 def _mean(differences: Sequence[float]) -> float:
-    return math.fsum(map(abs, differences)) / len(differences)
+    return math.fsum(map(abs, differences)) / len(differences) if differences else 0.0

@@ -18,6 +18,7 @@ import msgspec
 
 from agentrl.config.http_token import RunToken
 from agentrl.engines.interface import (
+    NO_BYTES,
     CallRefusedError,
     EngineBusyError,
     EngineError,
@@ -32,6 +33,8 @@ from agentrl.engines.interface import (
 )
 from agentrl.http import run_hosts
 from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient, Reply
+from agentrl.images import numbered_urls
+from agentrl.tokens.image_ids import is_image
 
 ORDER_WITHIN_S = 30.0
 HEALTH_WITHIN_S = 5.0
@@ -82,10 +85,17 @@ class HttpEngine:
         await self._http.close()
 
     async def generate(
-        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
     ) -> Generated:
         began = time.monotonic()
-        body = _generate_body(rid, ids, sampling, version)
+        body = _generate_body(rid, ids, sampling, version, images)
         with self._aborted_at_deadline(rid, deadline_s):
             answer = await self._post("/generate", body, within_s=deadline_s + ABORT_GRACE_S)
         made = _generated(_answer(answer), time.monotonic() - began)
@@ -93,10 +103,17 @@ class HttpEngine:
         return made
 
     async def stream(
-        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
     ) -> AsyncIterator[Generated]:
         began = time.monotonic()
-        body = {**_generate_body(rid, ids, sampling, version), "stream": True}
+        body = {**_generate_body(rid, ids, sampling, version, images), "stream": True}
         try:
             with self._aborted_at_deadline(rid, deadline_s):
                 async with (
@@ -141,18 +158,23 @@ class HttpEngine:
         *,
         deadline_s: float,
         version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
         vocabulary: int | None = None,
         start: int = 0,
     ) -> list[float]:
         """`vocabulary`: the number of ids of the model of an SGLang server, which reports the last id as 0. `start`:
         only what follows this token is scored, and what comes before it an SGLang server may have in its cache."""
         body = {
-            **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version),
+            **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version, images),
             "logprob_start_len": start,
         }
         del body["rid"]
         pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
-        found = [value for value, _, _ in pairs[1:] if value is not None]
+        # Nothing predicts the tokens of an image. SGLang scores its placeholder there, the embedded engine has 0.
+        shown = [is_image(sent) for sent in ids[start + 1 :]]
+        found = [
+            0.0 if image else value for (value, _, _), image in zip(pairs[1:], shown, strict=False) if value is not None
+        ]
         if not _is_echo([token for _, token, _ in pairs], ids[start:], vocabulary) or len(found) != len(pairs) - 1:
             raise EngineRubbishError(f"The engine {self.url} scored another sequence than the one that was sent.")
         return found
@@ -281,7 +303,9 @@ class _Success(msgspec.Struct):
     message: str = ""
 
 
-def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: int | None) -> dict[str, Any]:
+def _generate_body(
+    rid: str, ids: Sequence[int], sampling: Sampling, version: int | None, images: Mapping[int, bytes]
+) -> dict[str, Any]:
     params = sampling.kept()
     if (seed := params.pop("seed")) is not None:
         params["sampling_seed"] = seed
@@ -292,13 +316,16 @@ def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: in
         "return_logprob": True,
         "stream": False,
     }
+    if images:
+        body["image_data"] = numbered_urls.written(images)
     return body if version is None else {**body, "version": version}
 
 
 def _is_echo(scored: Sequence[int], ids: Sequence[int], vocabulary: int | None) -> bool:
-    """Whether these are the ids that were sent. The last one of the vocabulary has its own log-prob under the id 0."""
+    """Whether these are the ids that were sent. SGLang reports 0 for tokens of images, and for the last id of the
+    vocabulary, with its own log-prob."""
     last = None if vocabulary is None else vocabulary - 1
-    return list(scored) in (list(ids), [0 if sent == last else sent for sent in ids])
+    return list(scored) in (list(ids), [0 if sent == last or is_image(sent) else sent for sent in ids])
 
 
 def _sent_rid(rid: str) -> str:

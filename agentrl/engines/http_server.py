@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 
 from agentrl.config.http_token import RunToken
 from agentrl.engines.interface import (
+    NO_BYTES,
     CallRefusedError,
     EngineBusyError,
     EngineError,
@@ -33,12 +34,16 @@ from agentrl.engines.interface import (
 )
 from agentrl.http import kept_traces
 from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
+from agentrl.images import numbered_urls
+from agentrl.images.processing import ImageError
 from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.tracing import spans
 
 log = logging.getLogger("engine")
 LONGEST_CALL_S = 3600.0
 """Callers have an earlier deadline of their own and abort."""
+MOST_CALL_BYTES = 32 << 20
+"""Images come along with their call."""
 Decode = Callable[[list[int]], str]
 
 
@@ -60,6 +65,8 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     stream: bool = False
     version: int | None = None
     """The version that must answer; None is the current one."""
+    image_data: list[str] = []
+    """The images that `input_ids` show, in the size that the model sees."""
 
 
 class AbortBody(msgspec.Struct, kw_only=True):
@@ -116,12 +123,20 @@ class ServableEngine(Protocol):
         *,
         deadline_s: float,
         version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
         on_progress: Callable[[Generated], None] | None = None,
     ) -> Generated:
         """`on_progress` gets the output so far."""
         ...
 
-    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]: ...
+    async def score(
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
+    ) -> list[float]: ...
 
     async def abort(self, rid: str) -> None: ...
 
@@ -153,7 +168,7 @@ class _Handlers:
         self._model_path = model_path
 
     async def generate(self, request: Request) -> Response:
-        body = await body_of(request, GenerateBody)
+        body = await body_of(request, GenerateBody, most_bytes=MOST_CALL_BYTES)
         rid = body.rid or uuid.uuid4().hex
         if body.stream:
             return await self._stream(rid, body)
@@ -224,6 +239,7 @@ class _Handlers:
             _sampling(body.sampling_params),
             deadline_s=LONGEST_CALL_S,
             version=body.version,
+            images=_images(body),
             on_progress=on_progress,
         )
 
@@ -253,7 +269,9 @@ class _Handlers:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def _score(self, rid: str, body: GenerateBody) -> Response:
-        found = await self._engine.score(body.input_ids, deadline_s=LONGEST_CALL_S, version=body.version)
+        found = await self._engine.score(
+            body.input_ids, deadline_s=LONGEST_CALL_S, version=body.version, images=_images(body)
+        )
         pairs: list[list[float | None]] = [[None, body.input_ids[0], None]] if body.input_ids else []
         pairs += [[value, token, None] for value, token in zip(found, body.input_ids[1:], strict=True)]
         meta = {
@@ -301,6 +319,13 @@ def _order(act: Callable[[], Awaitable[None]]) -> Act:
         return _json({"success": True})
 
     return answer
+
+
+def _images(body: GenerateBody) -> dict[int, bytes]:
+    try:
+        return numbered_urls.read(body.image_data)
+    except ImageError as wrong:
+        raise CallRefusedError(wrong.message) from None
 
 
 def _sampling(params: SamplingParams) -> Sampling:

@@ -9,7 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import msgspec
@@ -19,6 +20,8 @@ from agentrl.policies.sampling_rule import SamplingRule
 
 Finish = Literal["stop", "length", "abort"]
 PauseMode = Literal["in_place", "retract", "abort"]
+NO_BYTES: Mapping[int, bytes] = MappingProxyType({})
+"""No images."""
 
 
 class EngineError(AgentrlError):
@@ -99,19 +102,41 @@ class Engine(Protocol):
     """An engine in this process or behind HTTP. All failures are EngineErrors."""
 
     async def generate(
-        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
     ) -> Generated:
-        """Continues `ids`. At the deadline the call is aborted and returns what it has, with `abort`."""
+        """Continues `ids`. At the deadline the call is aborted and returns what it has, with `abort`. `images`: those
+        that `ids` show, by number, in the size that the model sees."""
         ...
 
     def stream(
-        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
     ) -> AsyncIterator[Generated]:
         """Yields the output so far again and again; the last one is complete. A consumer that stops reading ends the
         call."""
         ...
 
-    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
+    async def score(
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
+    ) -> list[float]:
         """The log-probs at temperature 1 of all ids except the first."""
         ...
 

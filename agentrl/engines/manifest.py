@@ -6,10 +6,9 @@ checked.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -18,13 +17,29 @@ from agentrl.engines.interface import WeightsRefusedError
 from agentrl.engines.safetensors_layout import SUFFIX
 from agentrl.errors import DiskError
 from agentrl.files.deltas import Delta
-from agentrl.files.pieces import Content, content_of
+from agentrl.files.pieces import Content, Take, content_of, read_checked
 
 MANIFEST_FILE = "manifest.json"
 CONFIG_FILE = "config.json"
-READERS = 2
-"""Files that are read at the same time: most of the time goes into their hashes."""
-READ_BYTES = 4 << 20
+
+
+class Base(msgspec.Struct, frozen=True):
+    """Whole weights to which versions of adapters are added."""
+
+    name: str
+    """Its directory, beside those of the versions."""
+    files: dict[str, Content]
+
+    @property
+    def weights(self) -> dict[str, Content]:
+        """The files that have tensors."""
+        return {name: content for name, content in sorted(self.files.items()) if name.endswith(SUFFIX)}
+
+    def beside(self, version: Path) -> Path:
+        """The directory, for a version that has one of its own. Raises WeightsRefusedError."""
+        if Path(self.name).name != self.name:
+            raise WeightsRefusedError(f"{self.name!r} is no plain name of a directory.")
+        return version.parent / self.name
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -34,6 +49,8 @@ class Manifest(msgspec.Struct, frozen=True):
     canary: Canary = msgspec.field(default_factory=Canary)
     deltas: dict[str, Delta] = {}
     """Of files of which a host with the version before needs the difference only."""
+    base: Base | None = None
+    """If the version is adapters: what they change."""
 
     @property
     def weights(self) -> list[str]:
@@ -63,50 +80,45 @@ def read(directory: Path) -> Manifest:
         raise WeightsRefusedError(f"{file} is damaged: {broken}.") from broken
 
 
-def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytearray]:
-    """The contents of all files of the manifest. They are hashed while they are read, several at a time. Raises
-    WeightsRefusedError, which names every wrong file."""
-    contents: dict[str, bytearray] = {}
+def read_file(directory: Path, manifest: Manifest, name: str) -> bytes:
+    """A small file. Raises WeightsRefusedError if it is not as announced."""
+    if (content := manifest.files.get(name)) is None:
+        raise WeightsRefusedError(f"The manifest of {directory} does not name {name}.")
+    data = bytearray(content.bytes)
 
-    def same(file: Path, entry: Content) -> bool:
-        # In memory that may be written, as tensors want it.
-        contents[file.name] = data = bytearray(entry.bytes)
-        found, left = hashlib.blake2b(), memoryview(data)
-        with file.open("rb", buffering=0) as opened:
-            while left and (count := opened.readinto(left[:READ_BYTES])):
-                found.update(left[:count])
-                left = left[count:]
-        return not left and found.hexdigest() == entry.blake2b
+    def keep(at: int, part: memoryview) -> None:
+        data[at : at + len(part)] = part
 
-    _check_all(directory, manifest, same)
-    return contents
+    refuse_wrong(directory, problems(directory, {name: content}, {name: keep}))
+    return bytes(data)
 
 
 def verify(directory: Path, manifest: Manifest) -> None:
-    """The same check without the contents: files of any size are read in pieces."""
-
-    def same(file: Path, entry: Content) -> bool:
-        with file.open("rb") as data:
-            return hashlib.file_digest(data, hashlib.blake2b).hexdigest() == entry.blake2b
-
-    _check_all(directory, manifest, same)
+    """Raises WeightsRefusedError, which names every wrong file."""
+    refuse_wrong(directory, problems(directory, manifest.files))
 
 
-def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, Content], bool]) -> None:
-    def problem(name: str) -> str:
-        entry = manifest.files[name]
-        if Path(name).name != name:
-            return f"{name!r} is no plain file name"
-        try:
-            size = (directory / name).stat().st_size
-            # Sizes are compared first: a file that is still being written need not be read.
-            if size != entry.bytes:
-                return f"{name} has {size} bytes, not {entry.bytes}"
-            return "" if same(directory / name, entry) else f"{name} has another content than was written"
-        except OSError as broken:
-            return f"{name} cannot be read ({broken.strerror})"
+def problems(
+    directory: Path, files: Mapping[str, Content], takes: Mapping[str, Take] = MappingProxyType({})
+) -> list[str]:
+    """What is wrong with each wrong file. `takes` get the pieces of files that are right, while they are read."""
+    return [found for name, content in files.items() if (found := _problem(directory, name, content, takes.get(name)))]
 
-    with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="verify") as pool:
-        wrong = [found for found in pool.map(problem, manifest.files) if found]
+
+def refuse_wrong(directory: Path, wrong: Sequence[str]) -> None:
     if wrong:
         raise WeightsRefusedError(f"The weights in {directory} are not as announced: {'; '.join(wrong)}.")
+
+
+def _problem(directory: Path, name: str, content: Content, take: Take | None) -> str:
+    if Path(name).name != name:
+        return f"{name!r} is no plain file name"
+    try:
+        size = (directory / name).stat().st_size
+        # Sizes are compared first: a file that is still being written need not be read.
+        if size != content.bytes:
+            return f"{name} has {size} bytes, not {content.bytes}"
+        same = read_checked(directory / name, content, *([take] if take else []))
+        return "" if same else f"{name} has another content than was written"
+    except OSError as broken:
+        return f"{name} cannot be read ({broken.strerror})"

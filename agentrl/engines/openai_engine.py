@@ -12,42 +12,31 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from agentrl.chat.tokenizer import Tokenizer
-from agentrl.config.data_plane import Engines
+from agentrl.config.engines import Engines
 from agentrl.config.secrets import resolve_secret
 from agentrl.engines.canary import Agreement
 from agentrl.engines.forwarded_calls import ForwardedCalls
 from agentrl.engines.interface import (
+    NO_BYTES,
     CallRefusedError,
     EngineBusyError,
-    EngineError,
-    EngineGoneError,
-    EngineRubbishError,
     Generated,
     Load,
     PauseMode,
     Sampling,
 )
 from agentrl.engines.manifest import Manifest
+from agentrl.engines.openai_calls import OpenAiCalls
 
 MOST_STOPS = 4
 """Of one call, by the API."""
-
-
-class _Choice(msgspec.Struct):
-    text: str
-    finish_reason: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
 
 
 class _Whole(msgspec.Struct):
@@ -62,9 +51,7 @@ class OpenAiEngine:
     """Implements `UnitEngine`, and what the HTTP server of the unit needs."""
 
     def __init__(self, engines: Engines, *, context: int) -> None:
-        key = {} if engines.token is None else {"Authorization": f"Bearer {resolve_secret(engines.token)}"}
-        self._http = httpx.AsyncClient(headers=key, timeout=None)
-        self._url = engines.url.rstrip("/") + "/completions"
+        self._api = OpenAiCalls(engines.url, "" if engines.token is None else resolve_secret(engines.token))
         self._engines = engines
         self._context = context
         self._calls = ForwardedCalls()
@@ -83,7 +70,7 @@ class OpenAiEngine:
     def check(self) -> None: ...
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._api.close()
 
     async def generate(
         self,
@@ -93,8 +80,11 @@ class OpenAiEngine:
         *,
         deadline_s: float,
         version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
         on_progress: Callable[[Generated], None] | None = None,
     ) -> Generated:
+        if images:
+            raise CallRefusedError("This engine gets no images.")
         if self._version is None or self._tokenizer is None:
             raise EngineBusyError("The engine has no tokenizer yet: no version was published.")
         if not ids or len(ids) >= self._context:
@@ -105,7 +95,14 @@ class OpenAiEngine:
         self.steps += 1
         return made
 
-    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
+    async def score(
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
+    ) -> list[float]:
         raise CallRefusedError("An engine of the kind openai has no log-probs.")
 
     async def abort(self, rid: str) -> None:
@@ -163,20 +160,9 @@ class OpenAiEngine:
             "stop": [tokenizer.decode([one]) for one in sampling.stop_token_ids[:MOST_STOPS]],
             "seed": sampling.seed,
         }
-        try:
-            reply = await self._http.post(self._url, json=body)
-        except httpx.HTTPError as broken:
-            raise EngineGoneError(f"{self._url} does not answer: {broken}.") from broken
-        if reply.status_code in (400, 401, 403, 404, 422):
-            raise CallRefusedError(f"{self._url} refuses the call with status {reply.status_code}.")
-        if reply.status_code != 200:
-            raise EngineError(f"{self._url} answers with status {reply.status_code}.")
-        try:
-            one = msgspec.json.decode(reply.content, type=_Answer).choices[0]
-        except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as wrong:
-            raise EngineRubbishError(f"The answer of {self._url} cannot be read: {wrong}.") from wrong
+        one = await self._api.answer(body)
         found = tokenizer.encode(one.text)[: sampling.max_new_tokens]
-        if one.finish_reason == "stop" and sampling.stop_token_ids:
+        if one.finish == "stop" and sampling.stop_token_ids:
             # The API leaves out what a turn ends with.
             found.append(sampling.stop_token_ids[0])
-        yield _Whole(found, [0.0] * len(found), one.finish_reason)
+        yield _Whole(found, [0.0] * len(found), one.finish)

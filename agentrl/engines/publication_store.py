@@ -20,8 +20,9 @@ from agentrl.engines.publication_follower import Announced
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store import service_registry
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import CanaryReading, Service, to_bson
+from agentrl.store.documents import Service, to_bson
 from agentrl.store.update_expressions import NOW, from_now
+from agentrl.store.weight_documents import CanaryReading
 
 S = PublicationStatus
 LOADABLE = [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.SKIPPED]

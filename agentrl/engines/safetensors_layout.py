@@ -17,6 +17,10 @@ import msgspec
 INDEX_FILE = "model.safetensors.index.json"
 ONE_FILE = "model.safetensors"
 SUFFIX = ".safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+"""Beside the weights of a checkpoint: the state of the optimizer."""
+CRITIC_FILE = "critic.safetensors"
+"""Beside the weights of a checkpoint: weights and optimizer state of the critic, if there is one."""
 _ALIGNMENT = 8
 
 
@@ -72,13 +76,19 @@ class Place(NamedTuple):
     end: int
 
 
-def places_of(data: bytes | bytearray | memoryview) -> dict[str, Place]:
-    """The tensors of a file, of which `data` is the whole. Raises ValueError, with the reason, for anything else."""
-    length = int.from_bytes(data[:8], "little")
-    if not 8 <= 8 + length <= len(data):
+def header_bytes(start: bytes | bytearray | memoryview) -> int:
+    """How many bytes of a file are its header, of which `start` has the first eight at least."""
+    return 8 + int.from_bytes(start[:8], "little")
+
+
+def places_of(start: bytes | bytearray | memoryview, size: int) -> dict[str, Place]:
+    """The tensors of a file of this size, of which `start` has the whole header. Raises ValueError, with the reason,
+    for anything else."""
+    length = header_bytes(start)
+    if not 8 <= length <= min(len(start), size):
         raise ValueError("it ends within its header")
     try:
-        entries = msgspec.json.decode(data[8 : 8 + length], type=dict[str, _Entry])
+        entries = msgspec.json.decode(start[8:length], type=dict[str, _Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError) as broken:
         raise ValueError(f"its header cannot be read: {broken}") from broken
     found: dict[str, Place] = {}
@@ -89,9 +99,9 @@ def places_of(data: bytes | bytearray | memoryview) -> dict[str, Place]:
         begin, end = entry.data_offsets
         if begin != at or end < begin:
             raise ValueError(f"{name} does not follow the tensor before it")
-        found[name] = Place(entry.dtype, entry.shape, 8 + length + begin, 8 + length + end)
+        found[name] = Place(entry.dtype, entry.shape, length + begin, length + end)
         at = end
-    if 8 + length + at != len(data):
+    if length + at != size:
         raise ValueError("its size is not that of its tensors")
     return found
 

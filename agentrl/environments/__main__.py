@@ -12,25 +12,20 @@ import json
 import os
 import sys
 import traceback
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from agentrl.environments.environment import declared
+from agentrl.toolservers import user_files
 
 MODULE = "environment_of_the_run"
 
 
 def described(path: Path) -> dict[str, Any]:
     """The environments of the file, or `error` with the `line` of the file that is to blame."""
-    sys.path.append(str(path.parent))  # As in samplers, where modules beside it hide none of theirs.
-    spec = spec_from_file_location(MODULE, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[MODULE] = module_from_spec(spec)  # dataclasses look for their module by its name
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            spec.loader.exec_module(module)
+            user_files.load(path, MODULE)
     except BaseException as broken:  # noqa: BLE001 - the code of a user may raise anything, SystemExit too
         return _error_of(broken, path)
     return {
@@ -40,6 +35,7 @@ def described(path: Path) -> dict[str, Any]:
                 "keys": each.keys,
                 "tools": list(each.tools),
                 "scored": bool(each.scorers),
+                "resumable": each.resumable,
             }
             for each in declared()
         }
@@ -53,12 +49,12 @@ def _error_of(broken: BaseException, path: Path) -> dict[str, Any]:
     return {"error": f"{type(broken).__name__}: {message}".rstrip(": "), "line": line or 0}
 
 
-def main() -> None:
-    answer = described(Path(sys.argv[1]).absolute())
+def main(arguments: list[str]) -> None:
+    answer = described(Path(arguments[0]).absolute())
     sys.stdout.write(json.dumps(answer, default=str) + "\n")
     sys.stdout.flush()
     os._exit(0)  # threads that the file started do not hold this up
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

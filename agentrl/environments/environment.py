@@ -18,6 +18,7 @@ from agentrl.environments.rubric import Scorer, as_scorer
 from agentrl.toolservers.user_names import is_tool
 
 AgentFunction = Callable[[Conversation], Awaitable[object]]
+LifeFunction = Callable[[Conversation], object]
 _A = TypeVar("_A", bound=AgentFunction)
 _RESUMABLE = "agentrl_resumable"
 _declared: dict[str, Environment] = {}
@@ -35,11 +36,14 @@ class Environment:
         tools: Sequence[Callable[..., Any]] = (),
         scorers: Sequence[Callable[..., Any]] = (),
         agent: AgentFunction | None = None,
+        setup: LifeFunction | None = None,
+        teardown: LifeFunction | None = None,
         system: str = "",
         **more: object,
     ) -> None:
         """`dataset` and `evaluation` are relative to this file. `agent` is a function marked with `@agent`; without
-        one, the model calls tools until it answers. `more` are further keys of `environments` in a run file, such as
+        one, the model calls tools until it answers. `setup` gets the conversation before the agent, `teardown` after
+        it, however it ends; both may be async. `more` are further keys of `environments` in a run file, such as
         `max_turns=4` or `answer_schema="boxed"`.
         """
         if not (isinstance(name, str) and name.isidentifier()):
@@ -55,11 +59,13 @@ class Environment:
         self.name = name
         self.line = sys._getframe(1).f_lineno
         self.tools = tuple(given.__name__ for given in tools)
+        self.functions = tuple(tools)
         self.scorers: tuple[Scorer, ...] = tuple(as_scorer(given) for given in scorers)
         named = [each.name for each in self.scorers]
         if twice := sorted({each for each in named if named.count(each) > 1}):
             raise ValueError(f"there are two scorers {twice[0]!r}; give one of them another name=")
         self.agent = agent
+        self.setup, self.teardown = setup, teardown
         self._keys = {"dataset": dataset, "evaluation": evaluation, "system": system, **more}
         _declared[name] = self
 

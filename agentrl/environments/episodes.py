@@ -36,14 +36,21 @@ class Episode:
     """What the model wrote, turn by turn."""
     calls: Sequence[ToolCall]
     """The calls of its tools, in the order in which they were requested."""
-    state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the tools kept in this episode, by the name of the class; empty if it ended at a limit."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the tools kept in this episode, by the name of the class, and what the loop kept; empty if the episode ended
+    at its deadline."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """The columns of the dataset's row that agentrl does not know itself."""
     outcome: str = ""
     """How it ended, such as `answered` or `turn_limit`."""
     record: str = ""
     """The id of its record."""
+    branches: Sequence[str] = ()
+    """For each of the texts, the name of the conversation that it belongs to; empty for the agent's own."""
+
+    def texts_of(self, branch: str) -> list[str]:
+        """What the model wrote in a conversation beside the agent's own."""
+        return [text for text, name in zip(self.texts, self.branches, strict=False) if name == branch]
 
     def calls_of(self, tool: str) -> list[ToolCall]:
         return [call for call in self.calls if call.tool == tool]

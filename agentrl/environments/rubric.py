@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
@@ -72,6 +73,8 @@ _ATTRIBUTE = "agentrl_scorer"
 
 def as_scorer(given: object) -> Scorer:
     """The scorer of a function that may not be marked."""
+    if isinstance(given, Scorer):
+        return given
     marked = getattr(given, _ATTRIBUTE, None)
     if isinstance(marked, Scorer):
         return marked
@@ -99,12 +102,26 @@ async def score_of(scorers: Sequence[Scorer], episode: Episode) -> Score:
     return Score(total, parts, tuple(turns) if any(turns) else ())
 
 
+class NoNumberError(ValueError):
+    """A scorer returned something that is no score."""
+
+    def __init__(self, scorer: Scorer, what: str) -> None:
+        super().__init__(f"the scorer {scorer.name} returned {what}; it must return a number or a Score")
+        self.scorer = scorer
+
+
 async def _found(scorer: Scorer, episode: Episode) -> Score:
     returned = scorer(episode)
     if inspect.isawaitable(returned):
         returned = await returned
-    if isinstance(returned, Score):
-        return Score(float(returned.value), returned.parts, returned.turns)
     if returned is None:
-        raise TypeError(f"the scorer {scorer.name} returned nothing; it must return a number or a Score")
-    return Score(float(returned))
+        raise NoNumberError(scorer, "nothing")
+    given = returned if isinstance(returned, Score) else Score(returned)
+    try:
+        parts = {str(name): float(value) for name, value in given.parts.items()}
+        found = Score(float(given.value), parts, tuple(map(float, given.turns)))
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        raise NoNumberError(scorer, f"{returned!r:.200}") from None
+    if strange := [number for number in found.numbers if not math.isfinite(number)]:
+        raise NoNumberError(scorer, f"{strange[0]}")
+    return found

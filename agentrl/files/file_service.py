@@ -1,7 +1,7 @@
 """What the file process of a host does: it answers other hosts, and gets what units of its own host need.
 
 Invariants:
-- Whoever asks for a file that is on its way already waits for the same pull.
+- A unit that asks for a file that is on its way already waits for the same pull.
 - What a unit asked for stays until its connection ends, or it says what it keeps.
 - In the run's own directory nothing is written that it has.
 - A file that is the difference to another one here is got so; if that fails for any reason, it is got whole.

@@ -85,7 +85,7 @@ def config_here(text: str, run_dir: Path) -> tuple[Path, bytes]:
                     section[key] = [str(place_here(one, there, run_dir)) if one[:1] == "/" else one for one in paths]
 
     for environment in plain.get("environments", {}).values():
-        move(environment, "dataset", "evaluation")
+        move(environment, "code", "dataset", "evaluation")
     for server in plain.get("tools", {}).values():
         cwd = server.get("cwd", "")
         inside = [cwd.startswith("/") and Path(word).is_relative_to(cwd) for word in server.get("command", ())]
@@ -111,6 +111,7 @@ def _files_of(config: RunConfig, run_dir: Path, role: str) -> Iterator[Path]:
     match role:
         case "sampler":
             yield from map(Path, config.rollout.code)
+            yield from (Path(each.code) for each in config.environments.values() if each.is_apart)
             yield from _datasets(config)
         case "toolbox":
             yield from _below(run_dir / PINS, run_dir)

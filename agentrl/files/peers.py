@@ -1,6 +1,7 @@
 """The file processes of the other hosts, and the connections to them.
 
-Invariant: a connection carries one question at a time; one that was abandoned before its answer is closed.
+Invariant: a connection carries one question at a time; one whose question was abandoned is used again when the answer
+has come. Each version ends some questions that wait for news, and another connection would cost two handshakes of TLS.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,33 +23,58 @@ _READ_BYTES = 1 << 18
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-class Connection(NamedTuple):
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+class Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self._writer = reader, writer
+        self._answer: asyncio.Task[bytes] | None = None
+        self._is_for_piece = False
+        """The bytes of a piece follow the answer."""
 
     async def ask(self, question: frames.FromHost, answer: type[Answer], *, within_s: float = SILENT_S) -> Answer:
         """Raises OSError or TimeoutError."""
         async with asyncio.timeout(within_s):
-            frames.write(self.writer, question)
-            await self.writer.drain()
+            frames.write(self._writer, question)
+            await self._writer.drain()
+            self._answer = asyncio.create_task(frames.read(self.reader), name="answer")
             try:
-                return msgspec.json.decode(await frames.read(self.reader), type=answer)
+                body = await asyncio.shield(self._answer)
+                self._answer = None
+                return msgspec.json.decode(body, type=answer)
             except (asyncio.IncompleteReadError, msgspec.MsgspecError) as broken:
                 raise ConnectionError(f"the answer is broken: {broken}") from broken
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Its question was abandoned, and nothing but the answer is to come."""
+        return self._answer is not None and not self._is_for_piece
+
+    async def settle(self) -> None:
+        """Read the answer that nothing waits for. Raises OSError, TimeoutError or asyncio.IncompleteReadError."""
+        if self._answer is not None:
+            async with asyncio.timeout(SILENT_S):
+                await self._answer
+            self._answer = None
+
+    def abort(self) -> None:
+        if self._answer is not None:
+            self._answer.cancel()
+        self._writer.transport.abort()
+
     async def piece(self, question: frames.SendPiece) -> bytes:
         """Raises OSError or TimeoutError."""
+        self._is_for_piece = True
         async with asyncio.timeout(PIECE_WITHIN_S):
-            told = await self.ask(question, frames.Piece)
-            if told.problem:
-                raise ConnectionError(told.problem)
+            announced = await self.ask(question, frames.Piece)
+            if announced.problem:
+                raise ConnectionError(announced.problem)
             data = bytearray()
-            while len(data) < told.bytes:
+            while len(data) < announced.bytes:
                 async with asyncio.timeout(SILENT_S):
-                    more = await self.reader.read(min(_READ_BYTES, told.bytes - len(data)))
+                    more = await self.reader.read(min(_READ_BYTES, announced.bytes - len(data)))
                 if not more:
                     raise ConnectionError("the connection ended within a piece")
                 data += more
+        self._is_for_piece = False
         return bytes(data)
 
 
@@ -57,14 +83,20 @@ class Peers:
         """`hosts` are the other hosts of the run now."""
         self._way = way
         self._idle: dict[str, list[Connection]] = {}
+        self._settling: dict[asyncio.Task[None], Connection] = {}
         self.hosts = hosts
+
+    @property
+    def is_idle(self) -> bool:
+        """No abandoned question waits for its answer."""
+        return not self._settling
 
     @contextlib.asynccontextmanager
     async def connection(self, host: str) -> AsyncIterator[Connection]:
         """Raises OSError or TimeoutError."""
         idle = self._idle.setdefault(host, [])
         while idle and idle[-1].reader.at_eof():
-            idle.pop().writer.close()
+            idle.pop().abort()
         if idle:
             connection = idle.pop()
         else:
@@ -72,12 +104,32 @@ class Peers:
             connection = Connection(*await asyncio.open_unix_connection(sock=end, limit=1 << 20))
         try:
             yield connection
+        except asyncio.CancelledError:
+            if connection.awaits_answer:
+                self._settle(connection, idle)
+            else:
+                connection.abort()
+            raise
         except BaseException:
-            connection.writer.transport.abort()
+            connection.abort()
             raise
         idle.append(connection)
 
+    def _settle(self, connection: Connection, idle: list[Connection]) -> None:
+        async def settle() -> None:
+            try:
+                await connection.settle()
+                idle.append(connection)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                connection.abort()
+
+        task = asyncio.create_task(settle(), name="settle")
+        self._settling[task] = connection
+        task.add_done_callback(self._settling.pop)
+
     def close(self) -> None:
-        for connection in (one for idle in self._idle.values() for one in idle):
-            connection.writer.transport.abort()
+        for task in self._settling:
+            task.cancel()
+        for connection in (*self._settling.values(), *(one for idle in self._idle.values() for one in idle)):
+            connection.abort()
         self._idle.clear()

@@ -1,14 +1,21 @@
 """How a file is cut into pieces, and the hashes by which the pieces are checked one by one.
 
+A byte is hashed once, with its piece; the name of the content is the hash of these hashes. So the pieces of one file
+are hashed by several threads, and a reader that checks each piece has checked the file.
+
 Invariants:
 - The size of a piece follows from the size of the file, so that a list of hashes never has more than MOST_PIECES.
 - A list of another length than the size of the file demands is never used.
+- `read_checked` passes on no byte whose piece it has not checked.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,7 +23,9 @@ import msgspec
 SMALLEST_BYTES = 4 << 20
 """Large enough that a request costs little beside its piece."""
 MOST_PIECES = 1024
-_READ_BYTES = 1 << 20
+MOST_THREADS = 8
+Take = Callable[[int, memoryview], None]
+"""Gets a place in the file and the bytes from there on, which are valid during the call only."""
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -24,7 +33,7 @@ class Content(msgspec.Struct, frozen=True):
 
     bytes: int
     blake2b: str
-    """Of the whole file; the name of the content."""
+    """The hash of the hashes of its pieces; the name of the content."""
     pieces: tuple[str, ...] = ()
     """The hash of each piece."""
 
@@ -56,8 +65,28 @@ def piece_range(size: int, number: int) -> tuple[int, int]:
     return number * each, min(each, size - number * each)
 
 
-def piece_hash(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+class PieceHash:
+    """Of one piece, whose bytes come in order."""
+
+    def __init__(self) -> None:
+        self._found = hashlib.blake2b(digest_size=16)
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        self._found.update(data)
+
+    def text(self) -> str:
+        return self._found.hexdigest()
+
+
+def piece_hash(data: bytes | memoryview) -> str:
+    found = PieceHash()
+    found.update(data)
+    return found.text()
+
+
+def content_of_pieces(size: int, hashes: Iterable[str]) -> Content:
+    pieces = tuple(hashes)
+    return Content(size, hashlib.blake2b("".join(pieces).encode()).hexdigest(), pieces)
 
 
 class ContentHash:
@@ -65,14 +94,12 @@ class ContentHash:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._whole = hashlib.blake2b()
-        self._piece = hashlib.blake2b(digest_size=16)
+        self._piece = PieceHash()
         self._left = piece_range(size, 0)[1] if size else 0
         """Bytes until the end of the piece."""
         self._pieces: list[str] = []
 
     def update(self, data: bytes | memoryview) -> None:
-        self._whole.update(data)
         rest = memoryview(data)
         while rest:
             part, rest = rest[: self._left], rest[self._left :]
@@ -83,11 +110,11 @@ class ContentHash:
 
     def content(self) -> Content:
         """Of all bytes, which are as many as were announced."""
-        return Content(self._size, self._whole.hexdigest(), tuple(self._pieces))
+        return content_of_pieces(self._size, self._pieces)
 
     def _end_piece(self) -> None:
-        self._pieces.append(self._piece.hexdigest())
-        self._piece = hashlib.blake2b(digest_size=16)
+        self._pieces.append(self._piece.text())
+        self._piece = PieceHash()
         number = len(self._pieces)
         # More bytes than announced stay in a piece that never ends.
         self._left = piece_range(self._size, number)[1] if number < piece_count(self._size) else self._size + 1
@@ -95,11 +122,99 @@ class ContentHash:
 
 def content_of(file: Path) -> Content:
     """Of a file as it is now; it is read once. Raises OSError."""
-    with file.open("rb") as opened:
-        found = ContentHash(os.fstat(opened.fileno()).st_size)
-        while data := opened.read(_READ_BYTES):
-            found.update(data)
-    return found.content()
+    size = file.stat().st_size
+    hashes = [""] * piece_count(size)
+
+    def keep(number: int, data: memoryview) -> bool:
+        hashes[number] = piece_hash(data)
+        return True
+
+    _read_pieces(file, size, keep)
+    return content_of_pieces(size, hashes)
+
+
+def is_content(file: Path, content: Content) -> bool:
+    """Whether the file has this content. Raises OSError."""
+    return file.stat().st_size == content.bytes and read_checked(file, content)
+
+
+def read_checked(file: Path, content: Content, take: Take = lambda at, data: None, *, until: int | None = None) -> bool:
+    """Whether a file of the right size has this content. `take` gets the pieces that are right, each once and in any
+    order, from several threads at a time. `until`: nothing is read of later pieces. Raises OSError."""
+    if content.bytes and not content.pieces:
+        return _read_without_pieces(file, content, take)
+    each = piece_bytes(content.bytes)
+
+    def check(number: int, data: memoryview) -> bool:
+        if piece_hash(data) != content.pieces[number]:
+            return False
+        take(number * each, data)
+        return True
+
+    if len(content.pieces) != piece_count(content.bytes):
+        return False
+    return _read_pieces(file, content.bytes, check, None if until is None else -(-until // each))
+
+
+def read_start(file: Path, content: Content, length: int) -> bytes:
+    """The first bytes of a file, checked like the others. Raises ValueError if they are others, or OSError."""
+    size, found = file.stat().st_size, bytearray(length)
+
+    def keep(at: int, data: memoryview) -> None:
+        found[at : at + len(data)] = data[: max(0, length - at)]
+
+    if size != content.bytes or not read_checked(file, content, keep, until=length):
+        raise ValueError("it has another content than was written")
+    return bytes(found)
+
+
+def threads() -> int:
+    """For work on the pieces of files."""
+    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+def _read_pieces(file: Path, size: int, act: Callable[[int, memoryview], bool], first: int | None = None) -> bool:
+    """Reads all pieces, or the first ones, until `act` returns False for one of them. Raises OSError, also if the file
+    became shorter."""
+    numbers, stopped = itertools.count(), False
+    count = piece_count(size) if first is None else min(first, piece_count(size))
+
+    def work(descriptor: int) -> None:
+        nonlocal stopped
+        # One for all pieces of the thread: what is in it is hashed and used while the processor has it at hand.
+        buffer = memoryview(bytearray(min(size, piece_bytes(size))))
+        while not stopped and (number := next(numbers)) < count:
+            at, length = piece_range(size, number)
+            _read_into(descriptor, buffer[:length], at, file)
+            if not act(number, buffer[:length]):
+                stopped = True
+
+    workers = min(threads(), count)
+    with file.open("rb", buffering=0) as opened:
+        if workers < 2:
+            work(opened.fileno())
+            return not stopped
+        with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="pieces") as pool:
+            for _ in pool.map(work, [opened.fileno()] * workers):
+                pass
+    return not stopped
+
+
+def _read_into(descriptor: int, target: memoryview, at: int, file: Path) -> None:
+    while target:
+        count = os.preadv(descriptor, [target], at)
+        if not count:
+            raise OSError(0, "it became shorter while it was read", str(file))
+        target, at = target[count:], at + count
+
+
+def _read_without_pieces(file: Path, content: Content, take: Take) -> bool:
+    """What an earlier version of the program has described: by one hash of all bytes."""
+    data = file.read_bytes()
+    if hashlib.blake2b(data).hexdigest() != content.blake2b:
+        return False
+    take(0, memoryview(data))
+    return True
 
 
 def _is_hash(text: str, digits: int) -> bool:

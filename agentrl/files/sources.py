@@ -27,7 +27,7 @@ class Sources:
         self._listed |= {content.blake2b: Path(path) for path, content in files.items()}
 
     def find(self, path: str, content: Content) -> Path | None:
-        """The file that has this content by its name and size. Whoever gets a piece checks its hash."""
+        """The file that has this content by its name and size. The host that gets a piece checks its hash."""
         listed = self._listed.get(content.blake2b)
         for found in filter(None, (listed, self._written(path))):
             try:

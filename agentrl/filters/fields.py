@@ -134,6 +134,7 @@ RECORDS = fields(
     number="round seat attempt score oldest_version newest_version generated_tokens turns duration_s",
     time="created_at started_at finished_at",
     texts="forks",
+    prefixes={"context": "number", "score_parts": "number"},
     columns="extra",
     age="started_at",
 )

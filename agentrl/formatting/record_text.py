@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.formatting.amounts import counted
+
 
 def decisions(record: Mapping[str, Any]) -> list[str]:
-    """One sentence each: what its score is made of, another score, another attempt, a verdict."""
+    """One sentence each: what its score is made of, what was left out, another score, another attempt."""
     lines = []
     if parts := record.get("score_parts"):
         lines.append(f"parts of the score: {', '.join(f'{name} {value:.4g}' for name, value in parts.items())}")
+    if context := record.get("context"):
+        parts_of_it = ", ".join(f"{context[name]} {name}" for name in ("tokens", "turns", "results") if name in context)
+        lines.append(f"context: {counted(context['edits'], 'edits')} left out {parts_of_it}")
     if before := record.get("scores_before"):
         lines.append(f"scored again; before: {', '.join(f'{score:.4g}' for score in before)}")
     rescore = record.get("rescore") or {}

@@ -13,6 +13,8 @@ import unicodedata
 from functools import cache
 from itertools import groupby
 
+from agentrl.tokens import image_marks
+
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: window titles, links, clipboard
     r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS and other strings
@@ -55,6 +57,7 @@ def sanitise_lines(text: str) -> str:
     """Text of several lines that is safe to show in a terminal."""
     if text.isascii() and text.isprintable():
         return text
+    text = image_marks.shown(text).replace(image_marks.CHARACTER, _SHOWN)
     text = _SEPARATORS.sub(" ", _GONE.sub("", _SEEN.sub(_SHOWN, _ESCAPES.sub("", text))))
     return _heaps().sub(r"\1", text) if _MAYBE_A_HEAP.search(text) else text
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.formatting.safe_text import sanitise_lines
+
 Row = Mapping[str, Any]
 
 
@@ -15,8 +17,17 @@ def name(row: Row) -> str:
 
 def invocation(row: Row) -> str:
     """The call as one would write it: `shop.lookup(item='bake')`."""
-    given = ", ".join(f"{key}={value!r}" for key, value in (row.get("arguments") or {}).items())
+    given = ", ".join(f"{key}={_safe(value)!r}" for key, value in (row.get("arguments") or {}).items())
     return f"{name(row)}({given})"
+
+
+def _safe(value: Any) -> Any:
+    """Without escape sequences, of which the text of a value would leave the characters."""
+    if isinstance(value, Mapping):
+        return {_safe(key): _safe(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_safe(each) for each in value]
+    return sanitise_lines(value) if isinstance(value, str) else value
 
 
 def ending(row: Row) -> str:

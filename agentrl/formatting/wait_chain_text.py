@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from agentrl.formatting.amounts import age, counted
-from agentrl.protocol.commands import WaitChain, WaitLink
+from agentrl.protocol.control_commands import WaitChain, WaitLink
 
 MOST_WAITS = 3
 """More waits of one unit in a chain are summed up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from agentrl.host import procfs
@@ -17,19 +18,29 @@ class ListeningPorts:
 
     def __init__(self, run: str) -> None:
         self._run = run.encode()
+        self._looking = threading.Lock()
         self._until: dict[int, float] = {}
+        self._held_by: dict[int, int] = {}
+        """The process that had the port at the last look, which spares the search among all processes."""
 
     def has(self, port: int) -> bool:
-        """Blocks for some milliseconds unless the port was found a moment ago."""
-        now = time.monotonic()
-        if self._until.get(port, 0.0) > now:
+        """Blocks for some milliseconds unless the port was found a moment ago. Called by many threads."""
+        if self._is_remembered(port):
             return True
-        self._until.pop(port, None)
-        inodes = _listening(port)
-        if not inodes or not any(_holds(pid, inodes) for pid in procfs.all_pids() if self._is_of_run(pid)):
-            return False
-        self._until[port] = now + REMEMBERED_S
-        return True
+        with self._looking:
+            return self._is_remembered(port) or self._look(port)
+
+    def _is_remembered(self, port: int) -> bool:
+        return self._until.get(port, 0.0) > time.monotonic()
+
+    def _look(self, port: int) -> bool:
+        inodes, last = _listening(port), self._held_by.pop(port, None)
+        pids = procfs.all_pids() if inodes else []
+        for pid in pids if last is None else [last, *pids]:
+            if self._is_of_run(pid) and _holds(pid, inodes):
+                self._until[port], self._held_by[port] = time.monotonic() + REMEMBERED_S, pid
+                return True
+        return False
 
     def _is_of_run(self, pid: int) -> bool:
         return (procfs.marks(pid) or {}).get(procfs.MARK_RUN) == self._run

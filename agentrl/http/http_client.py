@@ -25,7 +25,7 @@ import httptools
 
 from agentrl.config.http_token import RunToken, current
 from agentrl.errors import ConfigError
-from agentrl.http.run_hosts import Way
+from agentrl.http.run_hosts import LOOPBACK, Way
 from agentrl.tracing import spans, trace_context
 from agentrl.tracing.trace_context import HEADER
 
@@ -257,9 +257,10 @@ class HttpClient:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of an engine; it must be such as http://127.0.0.1:30000.")
-        self._host, self._port = parts.hostname, parts.port or 80
         # Names of hosts differ by the case of their letters, which `hostname` does not keep.
         named_host = parts.netloc.rpartition(":")[0]
+        is_here = way is not None and named_host == way.here
+        self._host, self._port = LOOPBACK if is_here else parts.hostname, parts.port or 80
         self._way = (way, named_host) if way is not None and way.leads_to(named_host) else None
         named = {"Host": parts.netloc, "Content-Type": "application/json", **headers}
         if any(sign in f"{name}{value}" for name, value in named.items() for sign in "\r\n"):

@@ -1,8 +1,8 @@
 """How services of a run are named to each other when the run has several hosts.
 
 A service listens on the loopback address. To others it is known as `http://HOST:PORT` with the name of its host; a
-caller on another host reaches it through the tunnel of its own (`agentrl/tunnels`). A run on one host has no tunnels,
-and its services are known by their loopback address.
+caller on another host reaches it through the tunnel of its own (`agentrl/tunnels`), and one on the same host without.
+A run on one host has no tunnels, and its services are known by their loopback address.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Way(NamedTuple):
         return f"{parts.scheme}://{self.here}:{parts.port}"
 
     def leads_to(self, host: str) -> bool:
-        return host not in (LOOPBACK, "localhost", "::1")
+        """Whether that is another host; services of this one are reached directly."""
+        return host not in (LOOPBACK, "localhost", "::1", self.here)
 
     async def open(self, host: str, port: int | str) -> socket.socket:
         """A connected socket. Raises NoWayError."""

@@ -148,13 +148,13 @@ def bears(request: Request, token: str | RunToken) -> bool:
     return accepts(token, request.headers.get("authorization", "").encode())
 
 
-async def body_of(request: Request, kind: type[B]) -> B:
+async def body_of(request: Request, kind: type[B], *, most_bytes: int = MOST_BODY_BYTES) -> B:
     """The decoded body. Raises BodyError."""
     data = bytearray()
     async for piece in request.stream():
         data += piece
-        if len(data) > MOST_BODY_BYTES:
-            raise BodyError(f"A body may have {MOST_BODY_BYTES} bytes at most.")
+        if len(data) > most_bytes:
+            raise BodyError(f"A body may have {most_bytes} bytes at most.")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:

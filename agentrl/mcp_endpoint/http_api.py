@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agentrl.mcp_endpoint.outside_sessions import OutsideSessions
+from agentrl.tokens.image_marks import shown
 from agentrl.toolbox.api_messages import Refusal, RefusalBody, ToolboxError, ToolInfo, refusal_of
 from agentrl.toolbox.mcpapi_messages import (
     CallOutsideTool,
@@ -118,7 +119,7 @@ class HttpApi:
         return Servers(servers=tuple(OutsideServer(id=each.id, usable=each.usable, tools=each.tools) for each in found))
 
     async def tools(self, sessions: OutsideSessions, path: dict[str, str], body: None) -> Tools:
-        found = self._toolbox.tools(path.get("server", ""))
+        found = sessions.offered(path.get("server", ""))
         return Tools(tools=tuple(_tool(each, self._toolbox.effect(each)) for each in found))
 
     async def open(self, sessions: OutsideSessions, path: dict[str, str], body: OpenOutsideSession) -> OutsideSession:
@@ -133,7 +134,10 @@ class HttpApi:
         answer = await sessions.call_in(body.session, body.call, path["tool"], body.arguments, body.timeout_s)
         if answer.status == "ok" or answer.status == "tool_error":
             return OutsideAnswer(
-                status=answer.status, content=answer.content, left_out=answer.left_out, latency_s=answer.latency_s
+                status=answer.status,
+                content=shown(answer.content),
+                left_out=answer.left_out,
+                latency_s=answer.latency_s,
             )
         raise _RefusedError(_OF_CALL[answer.status], answer.status, answer.content)
 

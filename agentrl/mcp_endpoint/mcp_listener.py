@@ -27,6 +27,7 @@ from agentrl.errors import ConfigError
 from agentrl.http.token_server import listening
 from agentrl.mcp_endpoint import http_api
 from agentrl.mcp_endpoint.outside_sessions import OutsideSessions
+from agentrl.tokens.image_marks import shown
 from agentrl.toolbox.api_messages import ToolboxError, ToolInfo
 from agentrl.toolbox.mcp_connection import EFFECT_KEY
 from agentrl.toolbox.toolbox import Toolbox
@@ -104,7 +105,7 @@ class _Program:
     ) -> types.ListToolsResult:
         server = _server_of(context)
         return types.ListToolsResult(
-            tools=[_listed(tool, server, self._toolbox.effect(tool)) for tool in self._toolbox.tools(server)]
+            tools=[_listed(tool, server, self._toolbox.effect(tool)) for tool in self.sessions.offered(server)]
         )
 
     async def _call(self, context: ServerRequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
@@ -119,7 +120,7 @@ class _Program:
         except Exception:  # the boundary: the SDK would send the text of the exception to the program
             log.exception("a call of %s failed", tool)
             return _result("The toolbox failed unexpectedly; its log has the traceback.", is_error=True)
-        return _result(answer.content, is_error=answer.status != "ok")
+        return _result(shown(answer.content), is_error=answer.status != "ok")
 
 
 class _Listener:

@@ -4,6 +4,7 @@ Invariants:
 - An MCP connection opens a session when it first calls a tool of a server. Over HTTP a program opens sessions by name.
 - A session ends when its program closes it or the connection, when it was idle for too long, and with the toolbox.
 - The call of a connection whose session has ended is refused, because its state is lost; the next one opens another.
+- Tools that are hidden from models are hidden from programs too: neither listed nor called.
 - A session or a call beyond the quotas of the program, or of all programs, is refused and does not run.
 """
 
@@ -17,9 +18,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.config.outside_access import OutsideAccess
-from agentrl.toolbox.api_messages import CallAnswer, CallTool, OpenSession, QuotaError, SessionError
+from agentrl.toolbox.api_messages import (
+    CallAnswer,
+    CallTool,
+    OpenSession,
+    QuotaError,
+    SessionError,
+    ToolInfo,
+    UnknownToolError,
+)
 from agentrl.toolbox.sessions import MOST_FAILURE_CHARS
 from agentrl.toolbox.toolbox import Toolbox
+from agentrl.toolservers.user_names import HIDDEN_TOOLS
 
 log = logging.getLogger("toolbox")
 WAIT_S = 10.0
@@ -41,9 +51,14 @@ class OutsideSessions:
         self._ended: Counter[str] = Counter()
         """By connection and server: how many of its sessions have ended, while the connection lives."""
 
+    def offered(self, server: str = "") -> tuple[ToolInfo, ...]:
+        """Of one server, or of all. Raises ToolboxError."""
+        return tuple(tool for tool in self._toolbox.tools(server) if tool.name not in HIDDEN_TOOLS)
+
     async def call(self, connection: str, tool: str, arguments: dict[str, Any]) -> CallAnswer:
         """Call `SERVER.TOOL` in the session of this connection. Raises ToolboxError: the call did not run."""
         with self._running_call():
+            _refuse_hidden(tool)
             server = self._toolbox.tool(tool).server
             place = f"{connection}/{server}"
             session = self._id(place)
@@ -66,6 +81,7 @@ class OutsideSessions:
         id = f"outside/{self._name}/{API}/{session}"
         wanted = CallTool(session=id, call=f"{id}/{call}", arguments=arguments, timeout_s=timeout_s)
         with self._running_call():
+            _refuse_hidden(tool)
             return await self._call(tool, wanted)
 
     async def close_session(self, session: str) -> None:
@@ -129,3 +145,9 @@ class OutsideSessions:
     def _of(self, connection: str) -> list[str]:
         start = f"outside/{self._name}/{connection}/" if connection else f"outside/{self._name}/"
         return [session for session in self._toolbox.sessions if session.startswith(start)]
+
+
+def _refuse_hidden(tool: str) -> None:
+    server, _, name = tool.rpartition(".")
+    if name in HIDDEN_TOOLS:
+        raise UnknownToolError(f"{server} has no tool {name!r}.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.errors import ConfigError
 from agentrl.policies import outcomes
@@ -21,6 +21,9 @@ from agentrl.policies.outcomes import LimitRule, OutcomeClass
 from agentrl.policies.status_tables import RecordStatus
 from agentrl.policies.turn_rewards import Played, advantages_by_turn
 
+KEPT = ("limits", "min_range", "sign_clip", "cap_malformed", "turn_spread")
+"""Settings that a group keeps from its admission on, besides the penalty for long records."""
+_PENALTY = "overlong_penalty"
 REDRAWN = (RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED, RecordStatus.CANCELLED)
 """Another attempt may follow these: after a failure by itself, after the others if an operator requeues them."""
 
@@ -42,8 +45,34 @@ class GroupRule:
     turn_spread: float = 0.0
     """Spread between best and worst of what the number of turns adds to the scores; 0 turns it off."""
     overlong: Overlong | None = None
+    overlong_tokens: tuple[int, int] = (0, 0)
+    """Over which a penalty grows, whether there is one now or not."""
     turn_discount: float = 1.0
     """What a reward one turn later is worth, if scorers give rewards to turns."""
+
+    def kept(self) -> dict[str, float | bool | str]:
+        """The settings that a group keeps from its admission on."""
+        found: dict[str, float | bool | str] = {name: getattr(self, name) for name in KEPT}
+        return found | {_PENALTY: 0.0 if self.overlong is None else self.overlong.penalty}
+
+    def with_kept(self, settings: Mapping[str, float | bool | str]) -> GroupRule:
+        """With these settings. Raises ConfigError if a penalty for long records has no tokens to grow over."""
+        same = {name: settings[name] for name in KEPT if name in settings}
+        penalty = settings.get(_PENALTY)
+        if penalty is None:
+            return replace(self, **same)  # type: ignore[arg-type]
+        return replace(self, **same, overlong=self.penalty_of(float(penalty)))  # type: ignore[arg-type]
+
+    def of_group(self, kept: Mapping[str, float | bool | str]) -> GroupRule:
+        """The rule of a group with what it kept; the same rule if it kept nothing. Without the penalty that it kept if
+        the run file does not say any more over which tokens: a group must close all the same."""
+        begins, full = self.overlong_tokens
+        return self.with_kept({**kept, _PENALTY: 0.0} if begins >= full and kept.get(_PENALTY) else kept)
+
+    def penalty_of(self, penalty: float) -> Overlong | None:
+        """For long records. Raises ConfigError if it has no tokens to grow over."""
+        begins, full = self.overlong_tokens
+        return Overlong(begins, full, penalty) if penalty else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class Outcome(enum.StrEnum):
     CONTEXT_FULL = "context_full"
     PROMPT_TOO_LONG = "prompt_too_long"
     """The first prompt does not fit, so sampling again cannot help."""
+    IMAGE_REFUSED = "image_refused"
+    """An image of the task cannot be shown to the model, so sampling again cannot help."""
     REPETITION = "repetition"
     INVALID_CALL_LIMIT = "invalid_call_limit"
     TIME_LIMIT = "time_limit"
@@ -60,6 +62,8 @@ class Outcome(enum.StrEnum):
     STORE_FAILED = "store_failed"
     EPISODE_TIMEOUT = "episode_timeout"
     """Its deadline passed before the model generated a token, or the run counts no deadline as the policy's limit."""
+    OTHER_MODEL_FAILED = "other_model_failed"
+    """Another model that the episode needs, such as a user that is simulated, did not answer for very long."""
     LOOP_FAILED = "loop_failed"
     """The agent loop raised an error."""
     NOT_REPRODUCIBLE = "not_reproducible"
@@ -79,6 +83,7 @@ CLASS_OF: Mapping[Outcome, OutcomeClass] = {
             Outcome.TOKEN_LIMIT,
             Outcome.CONTEXT_FULL,
             Outcome.PROMPT_TOO_LONG,
+            Outcome.IMAGE_REFUSED,
             Outcome.REPETITION,
             Outcome.INVALID_CALL_LIMIT,
             Outcome.TIME_LIMIT,
@@ -93,6 +98,7 @@ CLASS_OF: Mapping[Outcome, OutcomeClass] = {
             Outcome.TOOL_TIMEOUT,
             Outcome.STORE_FAILED,
             Outcome.EPISODE_TIMEOUT,
+            Outcome.OTHER_MODEL_FAILED,
             Outcome.LOOP_FAILED,
             Outcome.NOT_REPRODUCIBLE,
             Outcome.OWNER_LOST,

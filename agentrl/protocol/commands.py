@@ -1,8 +1,7 @@
 """The table of commands. The command line, the Python client, the console and the coordinator use it.
 
-Invariants: every command has a permission, a tier function and, if one exists, the command that reverses it; a mutation
-changes only desired state, so executing it twice is harmless; a command on a living process names the unit together
-with the incarnation that the caller saw.
+Invariants: every command has a permission, a tier function and, if one exists, the command that reverses it; what it
+takes and answers is in `control_commands`, `data_commands`, `data_changes` and `tool_commands`.
 """
 
 from __future__ import annotations
@@ -13,311 +12,53 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from agentrl.protocol import data_commands, tool_commands
+from agentrl.protocol import data_changes, data_commands, evaluation_commands, other_model_commands, tool_commands
+from agentrl.protocol.control_commands import (
+    Accepted,
+    Acknowledge,
+    AddKey,
+    Alerts,
+    Apply,
+    CollectStacks,
+    Down,
+    DrainUnits,
+    Events,
+    ForceStopped,
+    ForgetHost,
+    Happenings,
+    KeyRow,
+    KnobHistory,
+    Knobs,
+    ListKeys,
+    Pause,
+    ReadLogs,
+    RemoveHost,
+    Restart,
+    Resume,
+    RevokeKey,
+    RotateKeys,
+    Scale,
+    SendTestAlert,
+    ShowOperation,
+    Silence,
+    Snapshot,
+    Status,
+    StatusReport,
+    Stop,
+    Tune,
+    UndoTune,
+    Why,
+    WhyReport,
+)
 from agentrl.protocol.effects import Effect, Tier, disruptive, harmless, tier_of
-from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk, Permission
 from agentrl.protocol.rows import (
     AlertRow,
     AuditRow,
-    BottleneckRow,
-    GroupRow,
-    HostRow,
-    IncidentRow,
     KnobRow,
     OperationRow,
-    RunRow,
-    UnitRow,
 )
-
-# ---- queries ----
-
-
-class Status(Args, frozen=True):
-    """-> StatusReport"""
-
-
-class Snapshot(Args, frozen=True):
-    """-> SnapshotRow..., SnapshotEnd"""
-
-    kinds: tuple[str, ...] = ()
-
-
-class Why(Args, frozen=True):
-    """-> WhyReport: who waits for whom."""
-
-
-class ShowOperation(Args, frozen=True):
-    """-> OperationRow"""
-
-    id: str
-
-
-class Events(Args, frozen=True):
-    """-> list[OperationRow | IncidentRow | AuditRow | AlertRow], oldest first."""
-
-    kinds: tuple[str, ...] = ()
-    """operation, incident, audit, knob, alert; empty means all."""
-    after_at: float = 0.0
-    limit: int = 200
-
-
-class ReadLogs(Args, frozen=True):
-    """-> LogChunk"""
-
-    unit: str
-    incarnation: int = 0
-    """0 the current one, -1 the one before."""
-    offset: int = -65536
-    limit: int = 65536
-
-
-class Knobs(Args, frozen=True):
-    """-> list[KnobRow]"""
-
-    name: str = ""
-
-
-class KnobHistory(Args, frozen=True):
-    """-> list[AuditRow]"""
-
-    name: str
-
-
-class Alerts(Args, frozen=True):
-    """-> list[AlertRow]"""
-
-    all: bool = False
-    """Include resolved alerts."""
-
-
-class ListKeys(Args, frozen=True):
-    """-> list[KeyRow]"""
-
-
-# ---- mutations (all answered by Accepted) ----
-
-
-class Apply(Args, frozen=True):
-    """Make the run equal to this configuration."""
-
-    config: dict[str, msgspec.Raw]
-    """The resolved configuration, as `agentrl.config` dumps it."""
-    source: str = ""
-    given: tuple[str, ...] = ()
-    """Dotted keys from the file, the environment or the command line; the others are defaults."""
-    reading: bool = False
-    """Bring up only the groups that records are read from, as they were last; `config` is ignored."""
-
-
-class Down(Args, frozen=True):
-    """Stop everything, scan every host, end the coordinator."""
-
-    now: bool = False
-    unless_up: bool = False
-    """Refuse if the run is wanted up. An `up` that failed ends its own coordinator with this, and no other run."""
-
-
-class Scale(Args, frozen=True):
-    group: str
-    to: int | None = None
-    by: int | None = None
-    """A difference, made absolute at acceptance. Exactly one of `to` and `by` is given."""
-    seen: int | None = None
-    """The count that the caller saw. The command is refused if the desired count has changed since."""
-
-    def problem(self) -> str:
-        one = (self.to is None) != (self.by is None)
-        return "" if one else "scale needs either a number of units (`to`) or a difference such as +1 (`by`)."
-
-
-class DrainUnits(Args, frozen=True):
-    """Stop one unit, or all units of a host, after they finished their work."""
-
-    unit: str = ""
-    host: str = ""
-    incarnation: int = 0
-    cancel: bool = False
-
-    def problem(self) -> str:
-        return "" if bool(self.unit) != bool(self.host) else "drain needs either a unit or a host."
-
-
-class Restart(Args, frozen=True):
-    """Raise the desired generation of a unit, or of all units of a group."""
-
-    target: str
-    incarnation: int = 0
-    now: bool = False
-    """Without draining."""
-
-
-class Stop(Args, frozen=True):
-    """The unit is not wanted until `restart` or `up`."""
-
-    unit: str
-    incarnation: int = 0
-    now: bool = False
-
-
-class Pause(Args, frozen=True):
-    target: str = "run"
-    """A unit, a group, or `run`."""
-
-
-class Resume(Args, frozen=True):
-    target: str = "run"
-
-
-class Tune(Args, frozen=True):
-    name: str
-    value: KnobValue
-    seen_revision: int | None = None
-    """The revision that the caller saw. The command is refused if the knob was changed since."""
-    note: str = ""
-
-
-class UndoTune(Args, frozen=True):
-    """Restore the value that a knob had before its last change."""
-
-    name: str
-    seen_revision: int | None = None
-
-
-class Acknowledge(Args, frozen=True):
-    id: str
-
-
-class Silence(Args, frozen=True):
-    id: str
-    """An alert's id, or a rule's name."""
-    for_s: float = 3600.0
-    why: str = ""
-
-
-class SendTestAlert(Args, frozen=True):
-    """Send a test through every sink."""
-
-
-class CollectStacks(Args, frozen=True):
-    """Write the stacks of all units into one file; the result of the operation names it."""
-
-    units: tuple[str, ...] = ()
-
-
-class ForceStopped(Args, frozen=True):
-    """A person declares a lost unit dead, so that it may be replaced or forgotten."""
-
-    unit: str
-    incarnation: int
-
-
-class ForgetHost(Args, frozen=True):
-    """A person declares a silent host gone for good, with all processes on it."""
-
-    host: str
-
-
-class RemoveHost(Args, frozen=True):
-    """A host that answers leaves the run: its units end elsewhere or wait, then its agent ends."""
-
-    host: str
-
-
-class AddKey(Args, frozen=True):
-    name: str
-    public: str
-    permission: Permission
-
-
-class RotateKeys(Args, frozen=True):
-    """Replace the run's HTTP token, and the authority and certificates of its tunnels."""
-
-
-class RevokeKey(Args, frozen=True):
-    name: str
-
-
-# ---- results ----
-
-
-class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Accepted is not done: follow the operation."""
-
-    operation: str
-    effect: Effect
-    tier: Tier
-    duplicate: bool = False
-    """This id was accepted before; it was not executed again."""
-
-
-class LearningReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What training has reached."""
-
-    step: int = 0
-    steps_wanted: int = 0
-    """0 if there is no limit."""
-    reward: float | None = None
-    """Of the last step."""
-    evaluation: float | None = None
-    evaluation_margin: float | None = None
-    evaluation_best: float | None = None
-    evaluation_best_version: int = 0
-    curves: str = ""
-    """The directory of the curves, for TensorBoard."""
-
-
-class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All rows of the run at one moment, by kind; what `agentrl status --json` prints."""
-
-    run: RunRow
-    groups: tuple[GroupRow, ...] = ()
-    units: tuple[UnitRow, ...] = ()
-    hosts: tuple[HostRow, ...] = ()
-    alerts: tuple[AlertRow, ...] = ()
-    operations: tuple[OperationRow, ...] = ()
-    """Operations that have not ended."""
-    pulse: BottleneckRow | None = None
-    """How busy the data plane is, and its bottleneck."""
-    learning: LearningReport | None = None
-    """None in a run without a trainer."""
-
-
-class WaitLink(msgspec.Struct, frozen=True, omit_defaults=True):
-    who: str
-    on: str
-    what: str = ""
-    age_s: float = 0.0
-    overdue: bool = False
-
-
-class WaitChain(msgspec.Struct, frozen=True, omit_defaults=True):
-    links: tuple[WaitLink, ...]
-    culprit: str
-    because: str
-    """What is wrong with the culprit (hung, fatal, restarting, a circle of waits), or that it is working."""
-    sentence: str
-    amiss: bool = True
-    """True if a person has to act. False if the chain ends at a unit that works in time, or outside the run."""
-
-
-class WhyReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    chains: tuple[WaitChain, ...] = ()
-
-
-class KeyRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    name: str
-    public: str
-    permission: Permission
-    created_at: float = 0.0
-    revoked_at: float = 0.0
-    of: str = ""
-    """The key of the host agent whose units use this one. It is revoked with that key."""
-
-
-Happenings = list[OperationRow | IncidentRow | AuditRow | AlertRow]
-
 
 # ---- the table ----
 
@@ -438,6 +179,13 @@ COMMANDS: dict[str, CommandSpec] = {
             "One attempt, turn by turn.",
         ),
         _served(
+            "read_image",
+            data_commands.ReadImage,
+            data_commands.ImagePart,
+            "records html",
+            "The bytes of a stored image.",
+        ),
+        _served(
             "record_tokens",
             data_commands.RecordTokens,
             data_commands.TokenPart,
@@ -497,6 +245,14 @@ COMMANDS: dict[str, CommandSpec] = {
             "staleness",
             "Ages, and what another bound would do.",
         ),
+        _served(
+            "preview_past",
+            data_commands.PastPreview,
+            data_commands.PastChange,
+            "tune --dry-run",
+            "What a value of a knob would have changed over the last batches.",
+        ),
+        *(_served(*row) for row in (*other_model_commands.QUERIES, *evaluation_commands.QUERIES)),
         _list("list_replays", "replays list", "Tool calls that were executed again, with their verdicts."),
         _served("show_replay", data_commands.ShowOne, data_commands.Story, "replays show", "One replay."),
         _list("list_versions", "versions list", "Published weights, and which engine serves them."),
@@ -513,25 +269,25 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("acknowledge", Acknowledge, "alerts ack", "Say that somebody is on it."),
         _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
         _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink.", tier=harmless),
-        _changed("requeue_tasks", data_commands.RequeueTasks, "tasks requeue", "Sample tasks again."),
-        _changed("replay_calls", data_commands.ReplayCalls, "replay", "Execute tool calls again and compare."),
+        _changed("requeue_tasks", data_changes.RequeueTasks, "tasks requeue", "Sample tasks again."),
+        _changed("replay_calls", data_changes.ReplayCalls, "replay", "Execute tool calls again and compare."),
         _changed(
             "stop_replays",
-            data_commands.StopReplays,
+            data_changes.StopReplays,
             "replays stop",
             "Hold queued replays back.",
             "continue_replays",
         ),
         _changed(
             "continue_replays",
-            data_commands.ContinueReplays,
+            data_changes.ContinueReplays,
             "replays continue",
             "Let held replays go on.",
             "stop_replays",
         ),
-        _changed("keep_replays", data_commands.KeepReplays, "replays keep", "Leave records of replays as they are."),
-        _changed("exclude_replayed", data_commands.ExcludeReplayed, "replays exclude", "Keep records of replays out."),
-        _changed("fork_records", data_commands.ForkRecords, "fork", "Go on from a place in a record."),
+        _changed("keep_replays", data_changes.KeepReplays, "replays keep", "Leave records of replays as they are."),
+        _changed("exclude_replayed", data_changes.ExcludeReplayed, "replays exclude", "Keep records of replays out."),
+        _changed("fork_records", data_changes.ForkRecords, "fork", "Go on from a place in a record."),
         _by_toolboxes("restart_tool", tool_commands.RestartTool, "tools restart", "Replace processes of a server."),
         _by_toolboxes("release_session", tool_commands.ReleaseSession, "tools release", "Close a session."),
         _by_toolboxes(
@@ -542,25 +298,25 @@ COMMANDS: dict[str, CommandSpec] = {
             Permission.ADMIN,
             disruptive,
         ),
-        _changed("exclude_records", data_commands.ExcludeRecords, "records exclude", "Keep records out of training."),
-        _changed("requeue_records", data_commands.RequeueRecords, "records requeue", "Attempt failed seats again."),
-        _changed("cancel_records", data_commands.CancelRecords, "records cancel", "End records that have not ended."),
-        _changed("rescore_records", data_commands.RescoreRecords, "records rescore", "Score records again."),
-        _changed("review_records", data_commands.ReviewRecords, "review mark", "Note a verdict on records."),
-        _changed("add_tasks", data_commands.AddTasks, "tasks add", "Queue the rows of a file."),
+        _changed("exclude_records", data_changes.ExcludeRecords, "records exclude", "Keep records out of training."),
+        _changed("requeue_records", data_changes.RequeueRecords, "records requeue", "Attempt failed seats again."),
+        _changed("cancel_records", data_changes.CancelRecords, "records cancel", "End records that have not ended."),
+        _changed("rescore_records", data_changes.RescoreRecords, "records rescore", "Score records again."),
+        _changed("review_records", data_changes.ReviewRecords, "review mark", "Note a verdict on records."),
+        _changed("add_tasks", data_changes.AddTasks, "tasks add", "Queue the rows of a file."),
         _changed(
-            "pin_checkpoint", data_commands.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"
+            "pin_checkpoint", data_changes.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"
         ),
         _changed(
             "unpin_checkpoint",
-            data_commands.UnpinCheckpoint,
+            data_changes.UnpinCheckpoint,
             "checkpoints unpin",
             "Leave it to retention.",
             "pin_checkpoint",
         ),
         _changed(
             "rollback",
-            data_commands.RollBack,
+            data_changes.RollBack,
             "rollback",
             "Go on from an earlier checkpoint.",
             "rollback",

@@ -35,6 +35,8 @@ class Knob(msgspec.Struct, frozen=True, omit_defaults=True):
     boundary: str = "now"
     scientific: bool = False
     """True if results before and after a change are not comparable: a change begins a new segment."""
+    looks_back: bool = False
+    """The steward counts what a value would have changed over the last batches, for the preview."""
     owner: str = ""
     """The group whose units apply it; empty for the coordinator. A unit leaves it empty for its own group."""
 

@@ -9,15 +9,17 @@ Invariants:
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from agentrl.chat.template import Template
-from agentrl.store import calls, lists
+from agentrl.store import calls, images, lists
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import DispatchedSamplingTask
+from agentrl.store.documents import DispatchedSamplingTask, Image
+from agentrl.tokens import image_marks
 from agentrl.tokens.spans import full_prompts
 
 AT_ONCE = 16
@@ -37,6 +39,8 @@ async def lines(
         for record in some:
             task, made = tasks.get(record["task"]), answered.get(record["id"])
             row = _row(record, lists.shown(task), made, template) if task is not None and made else None
+            if row is not None and image_marks.names_in(*_texts(row)):
+                row = await _with_images(database, row)
             yield record["id"], msgspec.json.encode(row) + b"\n" if row is not None else b""
 
 
@@ -63,3 +67,28 @@ def messages(answered: Sequence[DispatchedSamplingTask], template: Template) -> 
     ids = [*full_prompts(stored)[last], *stored[last].output]
     found = [(role, text) for role, text in template.messages(ids) if role]
     return [{"role": role, "content": text} for role, text in found]
+
+
+def _texts(row: Plain) -> list[str]:
+    query = row["query"]
+    return [query] if isinstance(query, str) else [one["content"] for one in query]
+
+
+async def _with_images(database: Database, row: Plain) -> Plain:
+    """Complete in itself: images stand as data in messages. Such a row is a task and no demonstration."""
+    known = await images.get(database, filter(image_marks.is_stored, image_marks.names_in(*_texts(row))))
+    query = row["query"]
+    messages = [{"role": "user", "content": query}] if isinstance(query, str) else query
+    shown = [{**one, "content": _parts(one["content"], known)} for one in messages]
+    return {name: value for name, value in row.items() if name != "messages"} | {"query": shown}
+
+
+def _parts(text: str, known: Mapping[str, Image]) -> str | list[Plain]:
+    if not image_marks.names_in(text):
+        return text
+    return [
+        {"type": "image", "image": f"data:;base64,{base64.b64encode(known[value].data).decode()}"}
+        if kind == "image" and value in known
+        else {"type": "text", "text": image_marks.words(value) if kind == "image" else value}
+        for kind, value in image_marks.pieces(text)
+    ]

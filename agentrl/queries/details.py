@@ -13,7 +13,7 @@ import msgspec
 from agentrl.errors import UnknownNameError
 from agentrl.formatting.names import singular
 from agentrl.protocol.data_commands import AccountReport, Story
-from agentrl.queries import pages
+from agentrl.queries import image_words, pages
 from agentrl.store import accounting, lists
 from agentrl.store.database import Database, Plain
 
@@ -23,6 +23,7 @@ MOST_RECORDS = 1000
 async def task(database: Database, id: str) -> Story:
     """With all attempts of all rounds, and the steps that took it."""
     document = await whole(database, "Task", id, hint="See `agentrl tasks list`.")
+    document = await image_words.described(database, document)
     taken = {"$or": [{"tasks": id}, {"filtered": id}]}
     steps = await database.find("Step", taken, sort=[("_id", 1)], projection=["status", "committed_at"])
     found, more = await _records(database, {"task": id})

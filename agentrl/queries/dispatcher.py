@@ -16,7 +16,21 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
-from agentrl.queries import details, exports, pages, record_tokens, records, reviews, staleness, tool_calls, tool_errors
+from agentrl.queries import (
+    details,
+    evaluations,
+    exports,
+    image_parts,
+    other_models,
+    pages,
+    past_batches,
+    record_tokens,
+    records,
+    reviews,
+    staleness,
+    tool_calls,
+    tool_errors,
+)
 from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.operator_changes import Change, Changes
 from agentrl.queries.published_tokenizer import PublishedTokenizer
@@ -51,6 +65,7 @@ class Dispatcher:
     ) -> None:
         """Without `sources` it only answers questions, and changes nothing. `replays` executes replays."""
         published, errors = PublishedTokenizer(database, run_dir), tool_errors.ToolErrorQueries(database)
+        evaluated = evaluations.EvaluationQueries(database)
         self.queries: dict[str, Query] = {
             **{name: partial(pages.page, database, kind) for name, kind in LISTS.items()},
             "show_task": lambda args: details.task(database, args.id),
@@ -58,12 +73,17 @@ class Dispatcher:
             "show_checkpoint": lambda args: details.checkpoint(database, args.id),
             "show_replay": lambda args: details.replay(database, args.id),
             "show_record": partial(records.show, database, published, run),
+            "read_image": image_parts.ImageParts(database).part,
             "list_calls": errors.calls,
             "show_call": partial(tool_calls.show, database),
             "record_tokens": partial(record_tokens.part, database, published),
             "export_records": partial(exports.part, database, published),
             "tool_errors": errors.grouped,
             "staleness": lambda args: staleness.report(database, settings()),
+            "other_models": other_models.OtherModelQueries(database, run_dir).report,
+            "preview_past": partial(past_batches.preview, database, settings),
+            "list_evaluations": evaluated.rows,
+            "show_evaluation": evaluated.show,
             "list_reviews": partial(reviews.page, database),
             "accounting": lambda args: details.account(database, settings().max_trained_count),
         }

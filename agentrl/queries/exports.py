@@ -20,11 +20,11 @@ from agentrl.errors import UnavailableError
 from agentrl.protocol.data_commands import ExportPart, ExportRecords
 from agentrl.queries import dataset_rows, loop_messages
 from agentrl.queries.published_tokenizer import PublishedTokenizer
-from agentrl.store import calls, chunks, lists
+from agentrl.store import calls, chunks, images, lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load
-from agentrl.tokens import version_runs
+from agentrl.tokens import image_ids, version_runs
 from agentrl.tokens.binary_format import length, unpack_floats
 from agentrl.tokens.spans import Span, StoredCall, full_prompts, span_ids
 from agentrl.tokens.token_tree import TokenTree
@@ -187,16 +187,28 @@ async def _trajectory(
     answered = [load(DispatchedSamplingTask, one) for one in found if one["status"] in calls.WITH_TOKENS]
     turns = [lists.shown(calls.turn_row(one)) for one in found if one.get("over_at")]
     tool_calls = [lists.shown(tool) for one in found for tool in calls.tool_rows(one)]
+    own = segments(answered, data)
     return {
         "record": record,
         "task": batch.tasks.get(record["task"]),
         "turns": [await whole(turn, "text") | {"from_loop": before_turn.get(turn["index"], [])} for turn in turns],
         "tool_calls": [await whole(call, "result") for call in tool_calls],
         "calls": [_call(call) for call in answered],
-        "segments": segments(answered, data),
+        "segments": own,
+        "images": await _images(database, own),
         "advantage": data.advantage if data else None,
         "capped": data.capped if data else False,
     }
+
+
+async def _images(database: Database, own: Sequence[Plain]) -> list[Plain]:
+    """What the tokens of images show. Their bytes are in the collection `Image`."""
+    numbers = {number for segment in own for number in image_ids.numbers_in(segment["ids"])}
+    return [
+        {"token": image_ids.id_of(one.number), "sha256": one.id, "bytes": one.length, "format": one.format}
+        | {"width": one.width, "height": one.height}
+        for one in (await images.described(database, numbers=numbers) if numbers else ())
+    ]
 
 
 def segments(answered: Sequence[DispatchedSamplingTask], data: DBRecordData | None) -> list[Plain]:

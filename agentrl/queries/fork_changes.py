@@ -19,7 +19,13 @@ from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import few
 from agentrl.policies.replay_verdicts import CallResult, Verdict, fault_of
 from agentrl.policies.status_tables import ReplayStatus, ToolCallStatus
-from agentrl.protocol.data_commands import Done, ExcludeRecords, ExcludeReplayed, ForkRecords, KeepReplays
+from agentrl.protocol.data_changes import (
+    Done,
+    ExcludeRecords,
+    ExcludeReplayed,
+    ForkRecords,
+    KeepReplays,
+)
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages.served_commands import AskUnit

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageErr
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import SHOWN, few
 from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus
-from agentrl.protocol.data_commands import (
+from agentrl.protocol.data_changes import (
     AddTasks,
     Done,
     PinCheckpoint,

@@ -17,7 +17,7 @@ from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.filters.mongo import Query
 from agentrl.formatting.amounts import counted, moment
 from agentrl.formatting.sentences import few
-from agentrl.protocol.data_commands import ChooseRecords, Done
+from agentrl.protocol.data_changes import ChooseRecords, Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.queries.record_verbs import VERBS, Plan, Verb

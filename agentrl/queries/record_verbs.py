@@ -16,7 +16,7 @@ from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import few
 from agentrl.policies.group_closing import REDRAWN, GroupRule
 from agentrl.policies.status_tables import HOLDS_SEAT, IN_FLIGHT, RecordStatus, TaskStatus
-from agentrl.protocol.data_commands import (
+from agentrl.protocol.data_changes import (
     CancelRecords,
     ChooseRecords,
     Done,

@@ -7,26 +7,29 @@ are counted by their stored size and never loaded; a text that is cut says so, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.chat.template import Template
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import RecordStatus, StepStatus
+from agentrl.policies.version_tree import UnknownVersionError, VersionTree
 from agentrl.protocol.data_commands import RecordStory, ShowRecord
-from agentrl.queries import loop_messages, pages
+from agentrl.queries import image_words, loop_messages, pages
 from agentrl.queries.details import whole
 from agentrl.queries.published_tokenizer import PublishedTokenizer
-from agentrl.store import calls, chunks, lists
+from agentrl.store import calls, chunks, lists, publications
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import within
+from agentrl.store.document_ids import within
+from agentrl.store.documents import DBRecordData, load
 from agentrl.tracing import trace_context
 
 MOST_TURNS = 1000
 BYTES_A_NUMBER = 4
 """Of a packed id; one byte before them says the format."""
-_NAMES = "index turn status base base_length versions sampling finish_reason engine error sent_at done_at"
+_NAMES = "index turn branch status base base_length versions sampling finish_reason engine error sent_at done_at"
 _CALL: Mapping[str, Any] = {
     **dict.fromkeys(_NAMES.split(), 1),
     "prompt_bytes": {"$binarySize": "$prompt"},
@@ -44,11 +47,15 @@ async def show(database: Database, published: PublishedTokenizer, run: str, args
     row = pages.shortened("Record", record)
     await pages.add_activity(database, [row])
     turns, more = await _turns(database, args)
+    texts = {name: str(task.get(name, "")) for name in ("query", "answer")}
+    if not args.marks:
+        turns = await image_words.described(database, turns)
+        texts = await image_words.described(database, texts)
     await _add_loop_messages(database, await published.template(), args, turns)
     return RecordStory(
         record=row,
         task={name: task.get(name) for name in ("id", "environment", "split", "purpose", "status", "round", "baseline")}
-        | {name: both_ends(str(task.get(name, "")), args.chars) for name in ("query", "answer")},
+        | {name: both_ends(text, args.chars) for name, text in texts.items()},
         ending=ending_of(record),
         turns=tuple(turns),
         under_way=tuple(await _outside_of_turns(database, args.id)),
@@ -141,8 +148,17 @@ async def _attempts(database: Database, record: Mapping[str, Any]) -> list[Plain
 async def _training(database: Database, record: Mapping[str, Any]) -> Plain:
     data = await database.find_one("DBRecordData", {"_id": record["id"]}, projection={"spans": 0, "task": 0})
     steps = await database.find(
-        "Step", {"tasks": record["task"], "records": record["id"]}, projection=["status", "step", "lineage"]
+        "Step",
+        {"tasks": record["task"], "records": record["id"]},
+        projection=["status", "step", "lineage", "base_version"],
     )
+    trained = [] if data is None else load(DBRecordData, data).trained_versions
+    if steps and trained:
+        tree = VersionTree(await publications.parents(database))
+        for step in steps:
+            # A version that is not known any more has no age.
+            with contextlib.suppress(UnknownVersionError):
+                step["staleness"] = tree.staleness(trained, step["base_version"])
     row = {} if data is None else lists.shown(data)
     row.pop("id", None)
     counting = [step["_id"] for step in steps if step["status"] == StepStatus.COMMITTED]

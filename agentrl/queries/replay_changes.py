@@ -20,7 +20,13 @@ from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import few
 from agentrl.policies.replay_verdicts import Verdict
 from agentrl.policies.status_tables import ReplayStatus
-from agentrl.protocol.data_commands import ContinueReplays, Done, ListRows, ReplayCalls, StopReplays
+from agentrl.protocol.data_changes import (
+    ContinueReplays,
+    Done,
+    ReplayCalls,
+    StopReplays,
+)
+from agentrl.protocol.data_commands import ListRows
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages.served_commands import AskUnit

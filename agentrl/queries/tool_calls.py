@@ -13,12 +13,12 @@ from typing import Any
 from agentrl.errors import UnknownNameError
 from agentrl.policies.status_tables import StepStatus
 from agentrl.protocol.data_commands import CallStory, ShowCall
-from agentrl.queries import pages, records
+from agentrl.queries import image_words, pages, records
 from agentrl.queries.details import whole
 from agentrl.store import calls, chunks, lists, tool_call_lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import within
+from agentrl.store.document_ids import within
 
 _TURN = {"prompt": 0, "output": 0, "log_probs": 0, "tool_calls.result": 0, "tool_calls.arguments": 0}
 _OF_SESSION = ("id", "turn", "server", "tool", "status", "error_class", "latency_s", "requested_at")
@@ -30,6 +30,7 @@ async def show(database: Database, args: ShowCall) -> CallStory:
         raise UnknownNameError(f"There is no tool call {args.id}.", hint="See `agentrl calls`.")
     call = lists.shown(found)
     result = call["result"] if args.chars else await chunks.whole(database, args.id, "result") or call["result"]
+    result = await image_words.described(database, result)
     call |= {"result": records.both_ends(result, args.chars), "arguments": _cut(call["arguments"], args.chars)}
     replays = await _replays(database, [call])
     await add_trained(database, [call])

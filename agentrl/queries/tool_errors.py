@@ -26,7 +26,14 @@ from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
 from agentrl.filters.tool_names import with_servers
-from agentrl.protocol.data_commands import MALFORMED, VARIES, ListCalls, Page, ToolErrorGroup, ToolErrors
+from agentrl.protocol.data_commands import (
+    MALFORMED,
+    VARIES,
+    ListCalls,
+    Page,
+    ToolErrorGroup,
+    ToolErrors,
+)
 from agentrl.queries import pages, tool_calls
 from agentrl.queries.tool_error_kinds import MOST_CALLS, READ_CHARS, ErrorCounts, Errors, Kind
 from agentrl.store import calls as stored_calls

@@ -156,6 +156,8 @@ class Attempt:
             if kind is OutcomeClass.INFRASTRUCTURE:
                 self._span.fail(str(ended.outcome))
         name = f"agent {self.claim.task.agent_name}"
+        if episode.left_behind:
+            self.context.faults.left(name, episode.left_behind)
         if ended.outcome is Outcome.LOOP_FAILED:
             self.context.faults.failed(name, ended.error)
         elif kind is not OutcomeClass.INFRASTRUCTURE:
@@ -169,6 +171,7 @@ class Attempt:
             outcome=ended.outcome,
             malformed=episode.malformed_turns > 0 and ended.outcome not in _BY_MALFORMED_CALLS,
             error=ended.error[:2000],
+            context=dict(episode.context.removed),
         )
         data = structure(record, recorder.tree, recorder.runs, kind, recorder.context)
         return await self.context.endings.end(loop, self.claim, ending, episode.texts, data)

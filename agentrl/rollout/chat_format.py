@@ -14,6 +14,7 @@ from agentrl.chat import prefix_check
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.images.processing import Processing, processing_of
 
 
 class ChatFormat(NamedTuple):
@@ -22,17 +23,31 @@ class ChatFormat(NamedTuple):
     """Ids that the model can sample; more than the tokenizer's if its matrices are padded."""
     rewrites: str
     """Where the model's own chat template rewrites earlier turns, as a sentence; empty if it does not."""
+    images: Processing | None = None
+    """How the model is shown images; None if it reads texts only."""
 
 
-def read(directory: Path, variables: Mapping[str, Any] | None = None) -> ChatFormat:
-    """`variables` are those of the chat template."""
+def of_run(directory: Path, config: RunConfig) -> ChatFormat:
+    """As the run file says."""
+    wanted = config.model
+    return read(directory) if wanted is None else read(directory, wanted.template, most_pixels=wanted.images.max_pixels)
+
+
+def read(directory: Path, variables: Mapping[str, Any] | None = None, *, most_pixels: int = 0) -> ChatFormat:
+    """`variables` are those of the chat template; `most_pixels` those of an image, if fewer than the model's."""
     try:
         described = json.loads((directory / "config.json").read_bytes())
-        declared = int(described.get("vocab_size") or 0)
+        declared = int({**(described.get("text_config") or {}), **described}.get("vocab_size") or 0)
     except (OSError, ValueError, AttributeError, TypeError) as broken:
         raise ConfigError(f"The model in {directory} has no config.json that can be read: {broken}.") from broken
     template = Template.of(directory, variables)
-    return ChatFormat(template, max(declared, template.tokenizer.size), prefix_check.sentence(template.rewrites()))
+    images = processing_of(directory, described)
+    return ChatFormat(
+        template,
+        max(declared, template.tokenizer.size),
+        prefix_check.sentence(template.rewrites()),
+        None if images is None else images.limited(most_pixels),
+    )
 
 
 def other_calls(chat: ChatFormat, config: RunConfig) -> list[str]:

@@ -6,7 +6,8 @@ stored and from nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import msgspec
@@ -28,6 +29,28 @@ class EndedEpisode:
     """With arguments, status and result, turn by turn, in the order in which they were requested."""
     turns_of_calls: Sequence[int]
     """The turn of each of them."""
+    branches: Sequence[str] = ()
+    """For each text the conversation beside the agent's own that it belongs to; empty for its own."""
+
+    @property
+    def own_texts(self) -> list[str]:
+        """Without those of conversations beside the agent's own."""
+        branches = self.branches or [""] * len(self.texts)
+        return [text for text, branch in zip(self.texts, branches, strict=True) if not branch]
+
+
+Stored = Callable[[], Awaitable[EndedEpisode]]
+_stored: ContextVar[Stored] = ContextVar("stored_episode")
+
+
+def scores(stored: Stored) -> None:
+    """What scorers that this task calls may ask for."""
+    _stored.set(stored)
+
+
+async def stored_episode() -> EndedEpisode:
+    """The episode that is scored now, for a scorer that is given less of it."""
+    return await _stored.get()()
 
 
 async def from_calls(
@@ -50,5 +73,6 @@ async def from_calls(
             for turn in turns
             for call in turn.tool_calls
         ],
+        branches=[turn.branch for turn in turns],
         turns_of_calls=[number for number, turn in enumerate(turns) for _ in turn.tool_calls],
     )

@@ -1,9 +1,9 @@
 """What an agent loop works with: the first prompt, model calls, tool calls, and the limits around them.
 
 Invariants: a turn is one logical model call with the tool calls that it caused, and is stored when the next one begins
-or the episode ends; model calls of one episode follow each other; the tokens of a trajectory are sampled ids and
-separately tokenised segments of the environment; a loop that goes on after a hand-over is given the same answers as
-before, out of the store, until it is where it was.
+or the episode ends; model calls of one branch of an episode follow each other; the tokens of a trajectory are sampled
+ids and separately tokenised segments of the environment; a loop that goes on after a hand-over is given the same
+answers as before, out of the store, until it is where it was.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agentrl.chat import tool_call_parsers
 from agentrl.chat.jinja_rendering import Message
@@ -22,15 +22,22 @@ from agentrl.chat.template import Template
 from agentrl.chat.tool_call_parsers import Call, Parsed
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment
+from agentrl.images.processing import ImageError
+from agentrl.policies.context_strategies import Segment
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.policies.sampling_seeds import sampling_seed
+from agentrl.rollout import tool_summaries
+from agentrl.rollout.context_editing import ContextEditor
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import ModelCalls, Wanted
+from agentrl.rollout.other_models import EpisodeModels
+from agentrl.rollout.shown_images import EpisodeImages
 from agentrl.rollout.tool_calls import ToolCalls
+from agentrl.rollout.user_places import Place
 from agentrl.store.documents import ParsedCall, Task
-from agentrl.toolservers.user_names import STATE_TOOL
+from agentrl.toolservers.user_names import SET_UP, SETUP_TOOL, STATE_TOOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +52,11 @@ class Limits:
     rule: SamplingRule
 
 
+MAIN = ""
+"""The branch of the agent itself."""
 SECOND_CALL = (
-    "`episode.model` was called while another model call of this episode was running: await one before the next, and"
-    " use no asyncio.gather for them"
+    "`episode.model` was called while another model call of this branch was running: await one before the next, or give"
+    " each its own branch"
 )
 
 
@@ -75,52 +84,122 @@ class Episode:
         recorder: Recorder,
         model_calls: ModelCalls,
         tool_calls: ToolCalls,
+        images: EpisodeImages,
         random: int,
+        others: EpisodeModels | None = None,
     ) -> None:
-        """`random` is the run's own number, from which every call's follows."""
+        """`random` is the run's own number, from which every call's follows. `others`: models besides the one that is
+        trained."""
         self.task = task
         self.environment = environment
         self.limits = limits
         self.template = template
         self.recorder = recorder
-        self.texts: list[str] = []
-        """What the model wrote, turn by turn."""
+        self._texts: dict[int, str] = {}
+        self._branches: list[str] = []
+        """Of each turn that has begun."""
         self.malformed_turns = 0
+        self.left_behind: list[Place] = []
+        """Where the loop began tasks that were still at work when it ended."""
         self._history: list[Message] = []
         """Turns and results after the query, if the template writes them again."""
-        self._models = model_calls
-        self._tools = tool_calls
+        self.images = images
+        self._models, self._tools = model_calls, tool_calls
         self._random = random
-        self._turn: int | None = None
-        """The index of the turn that is not over."""
+        self.others = others
+        self.context = ContextEditor(
+            environment.context,
+            environment.context.budget or max(limits.context - limits.max_tokens, limits.context // 2),
+            template,
+            self._first_prompt,
+            others,
+            task.query,
+            lambda: images.tokens,
+        )
+        self._open: dict[str, int] = {}
+        """By branch, the index of the turn that is not over."""
         self._callers: set[asyncio.Task[object]] = set()
         """Tasks of the loop that wait for a model call or tool calls."""
-        self._models_busy = False
+        self._busy: set[str] = set()
+        """Branches that wait for the model."""
         self._stopped = False
+        self._setting_up, self._is_set_up = asyncio.Lock(), False
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """What the model is offered."""
-        return tuple(spec for spec in self._tools.offer.specs if spec.name != STATE_TOOL)
+        return self._tools.offer.specs
+
+    def _hidden(self, tool: str) -> list[str]:
+        """The full names of a hidden tool, of each server that has it."""
+        return [name for name, place in self._tools.offer.hidden.items() if place[1] == tool]
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether there is a tool that says what the functions of a file keep for this episode."""
-        return STATE_TOOL in self._tools.offer.places
+    def texts(self) -> list[str]:
+        """What the model wrote, turn by turn, in all branches."""
+        return [self._texts[turn] for turn in sorted(self._texts)]
+
+    @property
+    def branches(self) -> list[str]:
+        """The branch of each of the texts."""
+        return [self._branches[turn] for turn in sorted(self._texts)]
+
+    @property
+    def answered_turns(self) -> list[int]:
+        """The numbers of the texts' turns."""
+        return sorted(self._texts)
+
+    @property
+    def last_text(self) -> str:
+        """What the agent itself wrote last; empty if it wrote nothing."""
+        own = [turn for turn in self._texts if self._branches[turn] == MAIN]
+        return self._texts[max(own)] if own else ""
 
     @property
     def turns(self) -> int:
-        return len(self.texts)
+        return len(self._branches)
+
+    async def prepare(self) -> None:
+        """Loads the images of the task. The episode ends here if one cannot be shown."""
+        await self.show(*(one.content for one in self.task.earlier), self.task.query)
+
+    async def show(self, *texts: str) -> None:
+        """Loads the images that these texts name, before they are part of a prompt."""
+        try:
+            await self.images.load(*texts)
+        except ImageError as wrong:
+            raise EndedError(Outcome.IMAGE_REFUSED, wrong.message) from wrong
 
     def first_prompt(self) -> list[int]:
         """System prompt, tools, earlier messages and the query, up to where the assistant begins."""
+        return self._first_prompt("")
+
+    def _first_prompt(self, notes: str) -> list[int]:
         system, earlier = self._instructions()
-        return self.template.first(system, self.tools, self.task.query, earlier=earlier)
+        tokens = self.images.tokens
+        return self.template.first(system, self.tools, self.task.query + notes, earlier=earlier, images=tokens)
+
+    def user_ids(self, message: str, *, ended: bool) -> list[int]:
+        """A message of the user after a turn."""
+        return self.template.user(message, ended=ended, images=self.images.tokens)
+
+    def result_ids(self, reply: Reply, results: Sequence[str]) -> list[int]:
+        """Results of tools after the turn that called them."""
+        tokens = self.images.tokens
+        return self.template.tool_results(results, calls=reply.parsed.calls, ended=reply.ended, images=tokens)
+
+    def after_user(self, prompt: Sequence[int], reply: Reply, message: str) -> list[int]:
+        """The next prompt: what was sampled, and a message of the user."""
+        ids = self.user_ids(message, ended=reply.ended)
+        return self.context.extended(prompt, reply.ids, Segment("user", ids, [message], ended=reply.ended))
 
     def after_tools(self, prompt: Sequence[int], reply: Reply, results: Sequence[str]) -> list[int]:
         """The next prompt: what was sampled and these results, or the conversation as the template writes it now."""
         calls = reply.parsed.calls
-        sampled = [*prompt, *reply.ids, *self.template.tool_results(results, calls=calls, ended=reply.ended)]
+        tokens = self.images.tokens
+        ids = self.result_ids(reply, results)
+        added = Segment("results", ids, list(results), calls, reply.ended)
+        sampled = self.context.extended(prompt, reply.ids, added)
         if self.environment.history == "sampled":
             return sampled
         known = [*calls, *([Call("unknown")] * (len(results) - len(calls)))]
@@ -130,7 +209,7 @@ class Episode:
         ]
         system, earlier = self._instructions()
         listed = [{"role": role, "content": text} for role, text in (*earlier, ("user", self.task.query))]
-        return self.template.rewritten(sampled, system, self.tools, [*listed, *self._history])
+        return self.template.rewritten(sampled, system, self.tools, [*listed, *self._history], images=tokens)
 
     def _instructions(self) -> tuple[str, list[tuple[str, str]]]:
         """The system prompt, and the messages before the query."""
@@ -138,46 +217,100 @@ class Episode:
         system = earlier.pop(0)[1] if earlier and earlier[0][0] == "system" else self.environment.system
         return system, earlier
 
-    async def model(self, prompt: Sequence[int], *, may_be_cut: bool = False) -> Reply:
-        """The next turn. The episode ends here if there may be none.
+    async def model(self, prompt: Sequence[int], *, may_be_cut: bool = False, branch: str = MAIN) -> Reply:
+        """The next turn of a branch. The episode ends here if there may be none.
 
         It also ends at a reply that is cut off by `max_tokens`; with `may_be_cut` the loop gets it (`ended` is false).
         """
-        if self._models_busy:
+        if branch in self._busy:
             raise EndedError(Outcome.LOOP_FAILED, SECOND_CALL)
-        self._models_busy = True
+        self._busy.add(branch)
         try:
             with self._calling():
-                return await self._model(list(prompt), may_be_cut=may_be_cut)
+                fitted = await self.context.fitted(list(prompt), self._notes) if branch == MAIN else list(prompt)
+                return await self._model(fitted, may_be_cut=may_be_cut, branch=branch)
         finally:
-            self._models_busy = False
+            self._busy.discard(branch)
 
-    async def _model(self, prompt: list[int], *, may_be_cut: bool) -> Reply:
+    async def _model(self, prompt: list[int], *, may_be_cut: bool, branch: str) -> Reply:
         index = self.turns
-        self._close_turn()
         if index >= self.limits.max_turns:
             raise EndedError(Outcome.TURN_LIMIT)
         room = self.limits.context - len(prompt)
         if room <= 0:
             raise EndedError(Outcome.CONTEXT_FULL if index else Outcome.PROMPT_TOO_LONG)
+        self._close_turn(branch)
+        self._branches.append(branch)
         began = datetime.now(UTC)
-        made = await self._models.make(self._wanted(index, prompt, min(self.limits.max_tokens, room)))
+        made = await self._models.make(self._wanted(index, prompt, min(self.limits.max_tokens, room), branch))
         ended = made.finish == "stop" and bool(made.ids) and made.ids[-1] in self.template.stop_ids
         text = self.template.tokenizer.decode(made.ids[:-1] if ended else made.ids)
         parsed = tool_call_parsers.parse(self.environment.parser, text, self.tools)
-        self.texts.append(text)
-        self._turn = index
+        self._texts[index] = text
+        self._open[branch] = index
         self.recorder.parsed(index, text, _parsed_calls(parsed), began)
         full = room <= self.limits.max_tokens
         if made.finish == "length" and (full or not may_be_cut):
             raise EndedError(Outcome.CONTEXT_FULL if full else Outcome.TOKEN_LIMIT)
         return Reply(made.ids, text, ended, parsed)
 
-    async def call_tools(self, calls: Sequence[Call]) -> list[str]:
-        """All at once; their results in the order of the calls."""
-        assert self._turn is not None, "tools are called by a turn"
+    async def _notes(self, prompt: list[int]) -> str:
+        """A turn in which the model writes down what it knows."""
+        reply = await self._model(prompt, may_be_cut=True, branch=MAIN)
+        return reply.text
+
+    async def call_tools(self, calls: Sequence[Call], *, branch: str = MAIN) -> list[str]:
+        """All at once; their results in the order of the calls. A call of a hidden tool is refused like one of a tool
+        that does not exist, because a model may have written it."""
         with self._calling():
-            return await self._tools.run(self._turn, calls)
+            results = await self._tools.run(await self._turn_with_state(branch), calls)
+            if self.others is None:
+                return results
+            return await tool_summaries.of_results(self.others, self.task.query, calls, results)
+
+    async def call_hidden(self, tool: str, arguments: dict[str, Any] | None = None) -> None:
+        """Calls a hidden tool of each server that has it, after a turn of the agent itself. No model wrote the call."""
+        calls = [Call(name, arguments or {}) for name in self._hidden(tool)]
+        if calls:
+            with self._calling():
+                await self._tools.run(await self._turn_with_state(MAIN), calls, hidden=True)
+
+    async def _turn_with_state(self, branch: str) -> int:
+        """The turn of the branch, once the tools have made their state."""
+        turn = self._open.get(branch)
+        assert turn is not None, "tools are called by a turn"
+        async with self._setting_up:
+            if not self._is_set_up:
+                await self._set_up(turn)
+                self._is_set_up = True
+        return turn
+
+    async def _set_up(self, turn: int) -> None:
+        """Lets the tools of files make their state. It is the first call of a session, so a replay makes it, too."""
+        names = self._hidden(SETUP_TOOL)
+        if not names:
+            return
+        places = self._tools.offer.hidden
+        calls = [Call(name, self._given_to(places[name][0])) for name in names]
+        for name, result in zip(names, await self._tools.run(turn, calls, hidden=True), strict=True):
+            if result != SET_UP:
+                raise EndedError(Outcome.TOOL_SERVER_FAILED, f"the setup of {places[name][0]} failed: {result}")
+
+    def _given_to(self, server: str) -> dict[str, Any]:
+        """The task, and the tools of the server whose state is wanted."""
+        offered = {tool for of, tool in self._tools.offer.places.values() if of == server}
+        task = {"query": self.task.query, "truth": self.task.answer, "row": self.task.extra}
+        return {**task, "tools": sorted(offered)}
+
+    async def state_of_tools(self) -> None:
+        """Reads what the tools keep, and stores it for scorers; after a turn only."""
+        if MAIN in self._open:
+            await self.call_hidden(STATE_TOOL)
+
+    async def keep_state(self, text: str) -> None:
+        """Stores what the loop keeps, for scorers; after a turn only."""
+        if (turn := self._open.get(MAIN)) is not None:
+            await self._tools.keep(turn, STATE_TOOL, text)
 
     def stop(self) -> None:
         """Cancels the calls of tasks that the loop left behind: what they still get belongs to no record."""
@@ -198,10 +331,11 @@ class Episode:
             self._callers.discard(caller)
 
     def over(self) -> None:
-        """The last turn is complete."""
-        self._close_turn(last=True)
+        """The last turns are complete."""
+        for branch in list(self._open):
+            self._close_turn(branch, last=True)
 
-    def _wanted(self, turn: int, prompt: list[int], most_tokens: int) -> Wanted:
+    def _wanted(self, turn: int, prompt: list[int], most_tokens: int, branch: str) -> Wanted:
         record = self.recorder.record
 
         def seed(call: int, kept: int) -> int:
@@ -218,16 +352,17 @@ class Episode:
         return Wanted(
             turn=turn,
             prompt=prompt,
+            images=self.images.in_prompt(prompt),
             rule=self.limits.rule,
             most_tokens=most_tokens,
             stop_ids=self.template.stop_ids,
             seed=seed,
             version=self.task.version,
+            branch=branch,
         )
 
-    def _close_turn(self, *, last: bool = False) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None:
+    def _close_turn(self, branch: str, *, last: bool = False) -> None:
+        if (turn := self._open.pop(branch, None)) is not None:
             self.recorder.turn_over(turn, last=last)
 
 

@@ -27,7 +27,8 @@ from agentrl.store import calls, chunks, claims, forks, replays
 from agentrl.store.call_writer import OwnershipError, Writer, now
 from agentrl.store.claims import Claim, Reached
 from agentrl.store.database import Database
-from agentrl.store.documents import DispatchedSamplingTask, ParsedCall, Record, ToolCall, call_id, tool_call_id
+from agentrl.store.document_ids import call_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, ParsedCall, Record, ToolCall
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs
 from agentrl.tokens.binary_format import pack_floats, pack_ids, unpack_ids
@@ -192,7 +193,9 @@ class Recorder:
 
     # ---- model calls ----
 
-    def sent(self, turn: int, prompt: list[int], sampling: Sampling, engine: str) -> DispatchedSamplingTask:
+    def sent(
+        self, turn: int, prompt: list[int], sampling: Sampling, engine: str, branch: str = ""
+    ) -> DispatchedSamplingTask:
         """A call that goes to an engine now. It need not be durable: nothing has seen what is not stored."""
         index, self._next_call = self._next_call, self._next_call + 1
         base, length = self._tree.base(prompt)
@@ -201,6 +204,7 @@ class Recorder:
             record=self.record.id,
             task=self.record.task,
             turn=turn,
+            branch=branch,
             index=index,
             owner=self._owner,
             base="" if base is None else call_id(self.record.id, base),

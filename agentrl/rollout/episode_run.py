@@ -22,9 +22,12 @@ from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import EndedError, EpisodeExit
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import ModelCalls, Wait
+from agentrl.rollout.other_models import Helpers
 from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.rollout.shown_images import EpisodeImages, ShownImages
 from agentrl.rollout.tool_calls import ToolCalls
-from agentrl.rollout.user_code_faults import described
+from agentrl.rollout.user_code_faults import described, shown
+from agentrl.rollout.user_tasks import FATAL, UserTasks
 from agentrl.store.documents import Task
 
 log = logging.getLogger("sampler")
@@ -52,6 +55,9 @@ class Surroundings:
     template: Template
     vocabulary: int
     wait: Wait
+    images: ShownImages
+    helpers: Helpers | None = None
+    """Other models; None where there are none to ask."""
 
 
 def make_episode(
@@ -60,6 +66,7 @@ def make_episode(
     environment = around.config.environments[task.environment]
     servers = [around.config.tools[name] for name in task.servers if name in around.config.tools]
     longest_s = settings.tool_s or max((float(server.timeout_s) for server in servers), default=0.0)
+    images = EpisodeImages(around.images)
     model_calls = ModelCalls(
         around.directory,
         recorder,
@@ -74,6 +81,7 @@ def make_episode(
         task.servers,
         repeatable=[name for name, server in around.config.tools.items() if server.try_again],
         effects={name: server.effects for name, server in around.config.tools.items() if server.session != "shared"},
+        images=images,
         tool_s=settings.tool_s,
         wait_s=tool_call_within_s(longest_s),
         stateless=all(server.session == "shared" for server in servers),
@@ -88,7 +96,9 @@ def make_episode(
         recorder=recorder,
         model_calls=model_calls,
         tool_calls=tool_calls,
+        images=images,
         random=around.config.training.random,
+        others=around.helpers.in_episode(recorder.record.id, clock, around.wait) if around.helpers else None,
     )
     return episode, model_calls, tool_calls
 
@@ -97,10 +107,13 @@ async def act(
     loop: AgentLoop, episode: Episode, tool_calls: ToolCalls, settings: EpisodeSettings, clock: EpisodeClock
 ) -> EndedError:
     """Run the loop; the answer is why it ended."""
+    tasks = UserTasks()
     try:
         async with clock.running():
+            await episode.prepare()
             await tool_calls.prepare()
-            outcome = await loop.run(episode)
+            with tasks.noted():
+                outcome = await loop.run(episode)
     except EndedError as ended:
         return ended
     except (EpisodeExit, asyncio.CancelledError):
@@ -112,6 +125,8 @@ async def act(
         if exit_ is not None:
             raise exit_ from several
         return _loop_failed(episode, several)
+    except FATAL as fatal:
+        return _loop_failed(episode, fatal)
     except Exception as broken:  # noqa: BLE001 - logged where the answer is made
         # The boundary to code of users. Only the clock's own timeout is the episode's.
         if isinstance(broken, TimeoutError) and clock.expired:
@@ -119,10 +134,12 @@ async def act(
         return _loop_failed(episode, broken)
     finally:
         episode.stop()
+        episode.left_behind = tasks.left
+        await tasks.end()
     try:
         return EndedError(Outcome(outcome))
     except ValueError:
-        returned = "nothing" if outcome is None else repr(outcome)
+        returned = "nothing" if outcome is None else shown(repr(outcome))
         return EndedError(Outcome.LOOP_FAILED, f"`run` returned {returned}, and must return an Outcome"[:2000])
 
 
@@ -149,7 +166,9 @@ def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> L
 
 def _loop_failed(episode: Episode, broken: BaseException) -> EndedError:
     log.error("the agent loop of %s failed", episode.recorder.record.id, exc_info=broken)
-    return EndedError(Outcome.LOOP_FAILED, described(broken)[:2000])
+    failed = EndedError(Outcome.LOOP_FAILED, described(broken)[:2000])
+    failed.__cause__ = broken
+    return failed
 
 
 def _first_exit(several: BaseExceptionGroup[BaseException]) -> EpisodeExit | None:

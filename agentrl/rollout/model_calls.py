@@ -12,14 +12,15 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
 from agentrl.engines.interface import (
+    NO_BYTES,
     CallRefusedError,
     Engine,
     EngineBusyError,
@@ -73,6 +74,10 @@ class Wanted:
     seed: Callable[[int, int], int]
     """Of the index of the request and the tokens that are kept already."""
     version: int | None = None
+    images: Mapping[int, bytes] = field(default_factory=lambda: NO_BYTES)
+    """Those that the prompt shows."""
+    branch: str = ""
+    """Of the episode; empty for the agent itself."""
 
 
 class ModelCalls:
@@ -96,7 +101,8 @@ class ModelCalls:
         self._wait = wait
         self._clock = clock
         self._leaving = asyncio.Event()
-        self._under_way: tuple[Engine, str] | None = None
+        self._under_way: dict[str, Engine] = {}
+        """By the id of the call."""
         self._failed_at: set[str] = set()
         """Engines that gave nothing for the present call: another one gets it, if there is one."""
 
@@ -137,8 +143,7 @@ class ModelCalls:
     async def leave(self) -> None:
         """Abort what is under way; `make` then raises HandedOverError, with the tokens kept."""
         self._leaving.set()
-        if self._under_way is not None:
-            engine, rid = self._under_way
+        for rid, engine in list(self._under_way.items()):
             # An engine that does not take the abort is dead, and that ends the request.
             with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(ABORT_WITHIN_S):
@@ -156,9 +161,9 @@ class ModelCalls:
             stop_token_ids=wanted.stop_ids,
             seed=wanted.seed(self._recorder.next_index, len(kept)),
         )
-        call = self._recorder.sent(wanted.turn, prompt, sampling, engine.name)
+        call = self._recorder.sent(wanted.turn, prompt, sampling, engine.name, wanted.branch)
         client = self._directory.client(engine)
-        self._under_way = client, call.id
+        self._under_way[call.id] = client
         sent_at = time.monotonic()
         self._directory.sent(engine)
         try:
@@ -169,7 +174,14 @@ class ModelCalls:
             ):
                 span.set(gen_ai__provider__name="agentrl", gen_ai__conversation__id=self._recorder.record.id)
                 span.set(agentrl__call=call.id, agentrl__engine=engine.name, gen_ai__request__max_tokens=room)
-                made = await client.generate(call.id, prompt, sampling, deadline_s=self._call_s, version=wanted.version)
+                made = await client.generate(
+                    call.id,
+                    prompt,
+                    sampling,
+                    deadline_s=self._call_s,
+                    version=wanted.version,
+                    images=wanted.images,
+                )
                 span.set(gen_ai__usage__input_tokens=len(prompt), gen_ai__usage__output_tokens=len(made.ids))
                 span.set(agentrl__finish=made.finish)
             if problem := self._problem_of(made, room):
@@ -183,7 +195,7 @@ class ModelCalls:
             rubbish = isinstance(failed, EngineRubbishError)
             raise _FruitlessError(Outcome.ENGINE_RUBBISH if rubbish else Outcome.ENGINE_FAILED, why) from failed
         finally:
-            self._under_way = None
+            self._under_way.pop(call.id, None)
             self._directory.answered(engine)
         self._recorder.answered(call, prompt, made)
         return made

@@ -23,15 +23,16 @@ from agentrl.policies import outcomes
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import Actor, RecordStatus
-from agentrl.rollout import agent_loops, ended_episode
+from agentrl.rollout import agent_loops, ended_episode, other_models, watchers
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.batched_requests import Coalescer
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.rescorer import Rescorer
-from agentrl.rollout.scorers import UnscoredError, as_score
+from agentrl.rollout.scorers import SCORE_WITHIN_S, UnscoredError, as_score
 from agentrl.rollout.user_code_faults import UserCodeFaults, described, scoring_of
+from agentrl.rollout.user_tasks import FATAL, UserTasks
 from agentrl.store import calls, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
@@ -82,30 +83,50 @@ async def judged(
 
     `stored` reads the whole episode. It is called for loops whose `evaluate_record` takes an episode.
     """
+    ended_episode.scores(stored)
+    tasks = UserTasks()
+    deadline = asyncio.timeout(SCORE_WITHIN_S)
     try:
-        loop = made()
-        if _takes_episode(loop):
-            # A subclass may take an episode instead of texts and task, which the type of the method does not say.
-            of_episode: Callable[..., Awaitable[float | Score]] = loop.evaluate_record
-            returned = await of_episode(await stored())
-        else:
-            returned = await loop.evaluate_record(texts, task)
-        if returned is None:
-            raise UnscoredError(f"`evaluate_record` of the agent loop {task.agent_name} returned nothing.")
-        found = as_score(returned)
+        with tasks.noted():
+            async with deadline:
+                loop = made()
+                found, own = await _returned(loop, texts, task, stored)
+            # They have a time of their own, so that one that takes long does not cost the score.
+            found = await watchers.added(found, lambda: loop.answer(own, task), task)
     except UnscoredError:
         raise
+    except TimeoutError as late:
+        why = f"did not answer within {SCORE_WITHIN_S:g} s" if deadline.expired() else f"failed: {described(late)}"
+        raise UnscoredError(f"`evaluate_record` of {task.agent_name} {why}.") from late
     except UnknownNameError as unknown:
         raise UnscoredError(str(unknown)) from unknown
-    except Exception as broken:
+    except (Exception, *FATAL) as broken:
         log.exception("the agent loop %s cannot score an answer to %s", task.agent_name, task.id)
         raise UnscoredError(f"`evaluate_record` of {task.agent_name} failed: {described(broken)}.") from broken
+    finally:
+        await tasks.end()
     for number in found.numbers:
         if not math.isfinite(number):
             raise UnscoredError(f"The agent loop {task.agent_name} answered {number}, which is no score.")
     if len(found.turns) > len(texts):
         raise UnscoredError(f"There are {len(found.turns)} rewards of turns, and the record has {len(texts)} turns.")
     return found
+
+
+async def _returned(
+    loop: AgentLoop, texts: Sequence[str], task: Task, stored: Callable[[], Awaitable[EndedEpisode]]
+) -> tuple[Score, Sequence[str]]:
+    """And the texts that have the answer."""
+    if _takes_episode(loop):
+        # A subclass may take an episode instead of texts and task, which the type of the method does not say.
+        of_episode: Callable[..., Awaitable[float | Score]] = loop.evaluate_record
+        episode = await stored()
+        returned, texts = await of_episode(episode), episode.own_texts
+    else:
+        returned = await loop.evaluate_record(texts, task)
+    if returned is None:
+        raise UnscoredError(f"`evaluate_record` of the agent loop {task.agent_name} returned nothing.")
+    return as_score(returned), texts
 
 
 def _takes_episode(loop: AgentLoop) -> bool:
@@ -146,6 +167,7 @@ class RecordEnder:
         async def stored() -> EndedEpisode:
             return await self._insist(lambda: self._stored_episode(claim, ending.outcome))
 
+        other_models.about(record.id)
         judging = asyncio.ensure_future(judged(lambda: loop, texts, claim.task, stored))
         try:
             await asyncio.wait([judging], timeout=JUDGED_SOON_S)
@@ -202,7 +224,7 @@ class RecordEnder:
         except UnscoredError as cannot:
             log.warning("%s is not scored: %s", record.id, cannot)
             at_fault = f"scorer {cannot.scorer}" if cannot.scorer else scoring_of(task.agent_name)
-            self._faults.failed(at_fault, str(cannot))
+            self._faults.failed(at_fault, str(cannot), away=cannot.away)
             if record.status != RecordStatus.UNSCORED:
                 why = str(cannot)
                 await self._held(lambda: claims.leave_unscored(self._database, record.id, self._lease.incarnation, why))
@@ -227,6 +249,7 @@ class RecordEnder:
         if claim is None:
             return True  # somebody else's, or of a round that is over
         record = claim.record
+        other_models.about(record.id)
         answered = (await calls.with_tokens(self._database, [record.id]))[record.id]
         stored = calls.stored_calls(answered)
         prompts = span_lists.full_prompts(stored)
@@ -248,10 +271,11 @@ class RecordEnder:
             return True
         return False
 
-    async def score_again(self, claim: Claim) -> float:
+    async def score_again(self, claim: Claim) -> Score:
         """The score that the stored episode has now; rewards of turns stay those of the first time. Raises
         UnscoredError if the scorer cannot say."""
         record, task = claim.record, claim.task
+        other_models.about(record.id)
         if record.rescore is not None and record.rescore.scorer:
             task = msgspec.structs.replace(task, scorer=record.rescore.scorer)
         episode = await self._stored_episode(Claim(record, task), record.outcome)
@@ -261,7 +285,7 @@ class RecordEnder:
 
         with self._wait(f"another score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
             made = agent_loops.loop_named(task.agent_name)
-            return (await judged(lambda: made(), episode.texts, task, ended)).value
+            return await judged(lambda: made(), episode.texts, task, ended)
 
     async def _stored_episode(self, claim: Claim, outcome: str) -> EndedEpisode:
         record = claim.record.id

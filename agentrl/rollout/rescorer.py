@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from agentrl.environments.rubric import Score
 from agentrl.errors import DiskError
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.status_tables import Actor
@@ -25,11 +26,11 @@ LOOK_EVERY_S = 1.0
 AT_ONCE = 8
 TRIES_AFTER_S = (1.0, 4.0, 15.0, 0.0)
 """The pauses after a scorer could not judge; after the last one the record keeps its score."""
-Score = Callable[[Claim], Awaitable[float]]
+ScoreAgain = Callable[[Claim], Awaitable[Score]]
 
 
 class Rescorer:
-    def __init__(self, database: Database, lease: Lease, rule: GroupRule, score: Score) -> None:
+    def __init__(self, database: Database, lease: Lease, rule: GroupRule, score: ScoreAgain) -> None:
         """`score` judges the stored episode of a record."""
         self._database = database
         self._lease = lease
@@ -64,7 +65,7 @@ class Rescorer:
         why = ""
         for pause_s in TRIES_AFTER_S:
             try:
-                score = await self._score(claim)
+                found = await self._score(claim)
             except UnscoredError as cannot:
                 why = str(cannot)
                 await asyncio.sleep(pause_s)
@@ -76,7 +77,9 @@ class Rescorer:
                 log.exception("%s cannot be scored again", claim.record.id)
                 why = f"it cannot be scored: {broken!r}"
                 break
-            why = await rescoring.finish(self._database, claim.record, owner, score, self._rule)
+            why = await rescoring.finish(
+                self._database, claim.record, owner, found.value, self._rule, parts=found.parts
+            )
             if why:
                 log.info("%s keeps its score: %s", claim.record.id, why)
             else:

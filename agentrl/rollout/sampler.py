@@ -13,18 +13,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from agentrl.errors import DiskError
 from agentrl.http import kept_traces
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import RecordStatus
-from agentrl.rollout import agent_loops, single_turn, tool_agent
+from agentrl.rollout import agent_loops, single_turn, tool_agent, user_tasks
 from agentrl.rollout.attempt import Attempt, SamplerContext
 from agentrl.rollout.episode_errors import EpisodeExit
 from agentrl.rollout.episode_run import EpisodeSettings
-from agentrl.rollout.user_code_faults import scoring_of
+from agentrl.rollout.user_code_faults import UserCodeFaults, scoring_of
+from agentrl.rollout.user_code_guard import LoopWatch, no_exit
 from agentrl.store import cancellations, claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import StoreError
@@ -51,6 +52,9 @@ FINISH_WITHIN_S = 30.0
 """Of a drain: for episodes that cannot be resumed."""
 RESCORE_EVERY_S = 2.0
 MOST_RESCORE_S = 120.0
+CHECK_EVERY_S = 2.0
+CHECK_PATIENCE_S = 60.0
+"""For the answer of another model that was away to a small question; services rest for 30 s at most."""
 STOP_EVERY_S = 2.0
 """How often a sampler looks which of its episodes were cancelled."""
 
@@ -97,6 +101,10 @@ class Sampler:
         return len(self._attempts)
 
     @property
+    def faults(self) -> UserCodeFaults:
+        return self._context.faults
+
+    @property
     def _records(self) -> set[str]:
         """Those that episodes here work on."""
         return {attempt.claim.record.id for attempt in self._attempts}
@@ -114,6 +122,11 @@ class Sampler:
     def version(self) -> int | None:
         """The newest version that engines serve."""
         return self._context.directory.newest_version
+
+    def helper_metrics(self) -> Mapping[str, float]:
+        """Of other models, if the run has any."""
+        helpers = self._context.helpers
+        return helpers.metrics() if helpers is not None and helpers.models.names else {}
 
     @property
     def draining(self) -> bool:
@@ -134,12 +147,23 @@ class Sampler:
     async def run(self) -> None:
         """Ends when it was drained. Raises OwnerLostError if this incarnation was declared dead."""
         context = self._context
+        if context.helpers is not None:
+            context.helpers.provide()
+        user_tasks.install()
+        with LoopWatch(self.faults.late), no_exit():
+            await self._run()
+        await kept_traces.announce_now()
+        await context.writer.close()
+
+    async def _run(self) -> None:
+        context = self._context
         async with asyncio.TaskGroup() as tasks:
             helpers = [
                 tasks.create_task(context.lease.keep(), name="keep the lease"),
                 tasks.create_task(context.directory.watch(), name="watch engines and toolboxes"),
                 tasks.create_task(kept_traces.announce(), name="announce kept traces"),
                 tasks.create_task(self._score_again(), name="score again"),
+                tasks.create_task(self._see_who_is_back(), name="ask other models that were away"),
                 tasks.create_task(self._stop_cancelled(), name="stop cancelled episodes"),
                 tasks.create_task(context.endings.rescorer.run(), name="score what operators want scored again"),
             ]
@@ -148,8 +172,6 @@ class Sampler:
             finally:
                 for helper in helpers:
                     helper.cancel()
-        await kept_traces.announce_now()
-        await context.writer.close()
 
     # ---- claiming ----
 
@@ -303,6 +325,16 @@ class Sampler:
                     await self._rescore(record)
             except (StoreError, DiskError) as away:
                 log.warning("nothing is scored again: %s", away)
+
+    async def _see_who_is_back(self) -> None:
+        """A scorer works again when its other model answers, not only with the next score, which may be long in coming.
+        What waits for its score does not wait any longer."""
+        while self._context.helpers is not None:
+            await asyncio.sleep(CHECK_EVERY_S)
+            for scorer, model in self.faults.away.items():
+                if await self._context.helpers.models.answers(model, patience_s=CHECK_PATIENCE_S):
+                    self.faults.worked(scorer)
+                    self._unscored = {record: _Waiting.first(0.0) for record in self._unscored}
 
     def _forget_untried(self) -> None:
         """Code that fails while episodes call it, however long they take, stays reported."""

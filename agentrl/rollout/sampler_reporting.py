@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
-from agentrl.telemetry.data_plane_metrics import BUSY, IN_MODEL, IN_TOOLS, RUNNING, Meter
+from agentrl.telemetry.data_plane_metrics import BLOCKED, BUSY, IN_MODEL, IN_TOOLS, LEFT_BEHIND, RUNNING, Meter
 from agentrl.unit import Unit
 
 EVERY_S = 0.5
@@ -68,10 +68,14 @@ async def _report(unit: Unit, sampler: Sampler, waits: WaitMeter) -> None:
         unit.status(f"{running}; {sampler.idle_because}" if sampler.idle_because else running)
         unit.metric(RUNNING.name, sampler.running)
         unit.metric("slots", sampler.concurrency)
+        unit.metric(BLOCKED.name, sampler.faults.blocked_s)
+        unit.metric(LEFT_BEHIND.name, sampler.faults.left_behind)
         unit.metric("records_per_s", (sampler.ended - ended) / EVERY_S)
         ended = sampler.ended
         meter.set(sampler.running, sampler.concurrency, time.monotonic())
         for name, value in (meter.read(time.monotonic()) | waits.read()).items():
+            unit.metric(name, value)
+        for name, value in sampler.helper_metrics().items():
             unit.metric(name, value)
         if version := sampler.version:
             unit.weights = version

@@ -15,12 +15,14 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
+from agentrl.environments.other_models import OtherModelError
 from agentrl.environments.rubric import Score
 from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
 from agentrl.rollout.math_judge import MathJudge, NoVerdictError
 from agentrl.rollout.user_code_faults import described
+from agentrl.rollout.user_tasks import FATAL
 from agentrl.store.documents import Task
 
 log = logging.getLogger("scorer")
@@ -38,6 +40,14 @@ class UnscoredError(AgentrlError):
 
     scorer: str = ""
     """The scorer that cannot say; empty if an agent loop cannot."""
+
+    @property
+    def away(self) -> str:
+        """The other model that did not answer; empty if the reason is another."""
+        cause = self.__cause__
+        while cause is not None and not isinstance(cause, OtherModelError):
+            cause = cause.__cause__
+        return "" if cause is None else cause.away
 
 
 def register_scorer(name: str) -> Callable[[Scorer], Scorer]:
@@ -95,7 +105,7 @@ async def _scored(name: str, answer: str, task: Task) -> float | Score:
         raise
     except UnknownNameError as unknown:
         raise UnscoredError(str(unknown)) from unknown
-    except Exception as broken:
+    except (Exception, *FATAL) as broken:
         # The boundary to code of users: what it raises is its inability to say.
         log.exception("the scorer %s failed on an answer to %s", name, task.id)
         raise UnscoredError(f"The scorer {name} failed: {described(broken)}.") from broken
@@ -111,25 +121,33 @@ async def exact(answer: str, truth: str, task: Task) -> float:
     return float(answer.split() == truth.split())
 
 
-_judges: dict[asyncio.AbstractEventLoop, MathJudge] = {}
+class Helper(Protocol):
+    """What a scorer or an agent loop starts, and others of this event loop use."""
+
+    async def close(self) -> None: ...
+
+
+_helpers: dict[asyncio.AbstractEventLoop, dict[str, Helper]] = {}
+"""By loop, because pipes belong to a loop, and by name."""
+_H = TypeVar("_H", bound=Helper)
+
+
+def helper_of(name: str, make: Callable[[], _H]) -> _H:
+    """The helper of this name, made when it is first asked for. `close_scorers` ends it."""
+    mine = _helpers.setdefault(asyncio.get_running_loop(), {})
+    return cast(_H, mine.get(name) or mine.setdefault(name, make()))
 
 
 @register_scorer("math")
 async def symbolic(answer: str, truth: str, task: Task) -> float:
     """Equal as mathematics: `1/2` and `0.5`, `x^2-1` and `(x-1)(x+1)`."""
     try:
-        return float(await _judge().equal(answer, truth))
+        return float(await helper_of("math", MathJudge).equal(answer, truth))
     except NoVerdictError as failed:
         raise UnscoredError(f"The answers could not be compared: {failed}.") from failed
 
 
-def _judge() -> MathJudge:
-    """The one of this loop: its pipes belong to a loop."""
-    return _judges.setdefault(asyncio.get_running_loop(), MathJudge())
-
-
 async def close_scorers() -> None:
-    """End what scorers started in this loop."""
-    judge = _judges.pop(asyncio.get_running_loop(), None)
-    if judge is not None:
-        await judge.close()
+    """End what scorers and agent loops started in this loop."""
+    for helper in _helpers.pop(asyncio.get_running_loop(), {}).values():
+        await helper.close()

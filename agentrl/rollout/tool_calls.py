@@ -18,9 +18,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.formatting.amounts import counted
+from agentrl.images.processing import ImageError
 from agentrl.policies import fork_rules
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.replay_verdicts import (
@@ -37,6 +40,7 @@ from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.rollout.shown_images import EpisodeImages
 from agentrl.store.documents import ToolCall, storable
 from agentrl.toolbox.api_messages import (
     BadRequestError,
@@ -51,6 +55,7 @@ from agentrl.toolbox.api_messages import (
     UnknownToolError,
 )
 from agentrl.toolbox.client import ToolboxClient
+from agentrl.toolservers.user_names import HIDDEN_TOOLS
 from agentrl.tracing import spans
 
 T = TypeVar("T")
@@ -74,10 +79,12 @@ class Offer(NamedTuple):
     specs: tuple[ToolSpec, ...]
     places: dict[str, tuple[str, str]]
     """Name -> server, tool. `shop.lookup` is always understood, `lookup` where only one server has it."""
+    hidden: dict[str, tuple[str, str]]
+    """The same of tools that only agentrl calls itself, by their full names."""
 
 
 def offer(tools: Sequence[ToolInfo], servers: Sequence[str]) -> Offer:
-    mine = [tool for tool in tools if tool.server in servers]
+    mine = [tool for tool in tools if tool.server in servers and tool.name not in HIDDEN_TOOLS]
     names = [tool.name for tool in mine]
     specs: list[ToolSpec] = []
     places: dict[str, tuple[str, str]] = {}
@@ -86,7 +93,9 @@ def offer(tools: Sequence[ToolInfo], servers: Sequence[str]) -> Offer:
         name = tool.name if names.count(tool.name) == 1 else full
         specs.append(ToolSpec(name=name, description=tool.description, schema=tool.schema))
         places[name] = places[full] = (tool.server, tool.name)
-    return Offer(tuple(specs), places)
+    own = [tool for tool in tools if tool.server in servers and tool.name in HIDDEN_TOOLS]
+    hidden = {f"{tool.server}.{tool.name}": (tool.server, tool.name) for tool in own}
+    return Offer(tuple(specs), places, hidden)
 
 
 class ToolCalls:
@@ -100,6 +109,7 @@ class ToolCalls:
         *,
         repeatable: Collection[str],
         effects: Mapping[str, Mapping[str, ToolEffect]],
+        images: EpisodeImages,
         tool_s: float,
         wait_s: float,
         stateless: bool,
@@ -115,6 +125,7 @@ class ToolCalls:
         self._servers = tuple(servers)
         self._repeatable = frozenset(repeatable)
         self._effects = effects
+        self._images = images
         self._tool_s = tool_s
         self._wait_s = wait_s
         self._stateless = stateless
@@ -129,7 +140,7 @@ class ToolCalls:
         """Whether the session has state that later calls build on."""
         self._numbers: Counter[int] = Counter()
         """How many calls each turn has made, so that calls made later in it have numbers of their own."""
-        self.offer = Offer((), {})
+        self.offer = Offer((), {}, {})
 
     async def prepare(self) -> None:
         """Reserve all servers at once and learn their tools."""
@@ -144,12 +155,16 @@ class ToolCalls:
         except _InvalidError as refused:
             raise EndedError(Outcome.TOOL_SERVER_FAILED, str(refused)) from refused
 
-    async def run(self, turn: int, calls: Sequence[Call]) -> list[str]:
-        """Texts for the model, in the order of `calls`."""
+    async def run(self, turn: int, calls: Sequence[Call], *, hidden: bool = False) -> list[str]:
+        """Texts for the model, in the order of `calls`. `hidden`: they are calls of hidden tools, by agentrl itself."""
+        places = self.offer.hidden if hidden else self.offer.places
         stored = sorted(self._recorder.tool_calls_of(turn), key=lambda call: _number(call.id))
         first = self._numbers[turn]
         self._numbers[turn] += len(calls)
-        jobs = [asyncio.create_task(self._one(turn, number, call, stored)) for number, call in enumerate(calls, first)]
+        jobs = [
+            asyncio.create_task(self._one(turn, number, call, places.get(call.name), stored))
+            for number, call in enumerate(calls, first)
+        ]
         try:
             done = await self._all(jobs)
         finally:
@@ -157,6 +172,17 @@ class ToolCalls:
                 job.cancel()
             await asyncio.wait(jobs)
         return done
+
+    async def keep(self, turn: int, name: str, text: str) -> None:
+        """Stores a text like the result of a tool that ran."""
+        number = self._numbers[turn]
+        self._numbers[turn] += 1
+        if any(_number(one.id) % RETRIES_APART == number for one in self._recorder.tool_calls_of(turn)):
+            return  # by the sampler that had the episode before
+        document = await self._recorder.requested(
+            turn, number, server="", tool=name, arguments={}, session=self._session, durable=False
+        )
+        self._recorder.tool_moved(document, ToolCallStatus.OK, CallAnswer(status="ok", content=text))
 
     def leave(self) -> None:
         """Stops waiting. Calls run on in the toolbox, and the next sampler joins them."""
@@ -193,16 +219,17 @@ class ToolCalls:
             leaving.cancel()
         return [job.result() for job in jobs]
 
-    async def _one(self, turn: int, number: int, call: Call, stored: Sequence[ToolCall]) -> str:
-        """Makes the call, or continues what was requested before under this number."""
-        place = self.offer.places.get(call.name)
+    async def _one(
+        self, turn: int, number: int, call: Call, place: tuple[str, str] | None, stored: Sequence[ToolCall]
+    ) -> str:
+        """Makes the call, or continues what was requested before under this number. `place`: server and tool."""
         before = [one for one in stored if _number(one.id) % RETRIES_APART == number]
         document = before[-1] if before else None
         if document is not None and document.status in _ANSWERED:
             if document.copied_from and not _is_for(call, place, document):
                 why = f"in turn {turn} the loop calls {call.name} where the base called {document.tool}, or otherwise"
                 raise EndedError(Outcome.NOT_REPRODUCIBLE, why)
-            return self._result_text(document, await self._recorder.whole_result(document))
+            return await self._read(self._result_text(document, await self._recorder.whole_result(document)))
         if document is None or document.status == ToolCallStatus.LOST:
             server, tool = place or ("", call.name)
             document = await self._recorder.requested(
@@ -264,8 +291,19 @@ class ToolCalls:
             lost = CallAnswer(status="lost", error_class="infrastructure", content=ended.error)
             self._recorder.tool_moved(document, ToolCallStatus.LOST, lost)
             raise
+        # Images are stored before the document that names them.
+        content = await self._images.of_tool(answer.content, answer.images)
+        answer = msgspec.structs.replace(answer, content=content, images={})
         self._recorder.tool_moved(document, ToolCallStatus(answer.status), answer)
-        return self._result_text(document, answer.content, free=answer.breaker_open)
+        return await self._read(self._result_text(document, answer.content, free=answer.breaker_open))
+
+    async def _read(self, text: str) -> str:
+        """With its images at hand for the next prompt."""
+        try:
+            await self._images.load(text)
+        except ImageError as wrong:
+            raise EndedError(Outcome.IMAGE_REFUSED, wrong.message) from wrong
+        return text
 
     def _result_text(self, document: ToolCall, text: str, *, free: bool = False) -> str:
         """What the model reads of a call that ended; EndedError if it is not for the model."""

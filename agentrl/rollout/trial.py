@@ -1,6 +1,6 @@
 """Episodes that are tried without a run: no claims, no store, no records.
 
-Invariants: the loop, the tools, the limits and the scorers are those of a run; what happens is told turn by turn and
+Invariants: the loop, the tools, the limits and the scorers are those of a run; what happens is shown turn by turn and
 kept nowhere.
 """
 
@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 from pymongo import UpdateOne
 
-from agentrl.chat.template import Template
-from agentrl.engines.interface import Engine, Generated, Sampling
+from agentrl.engines.interface import NO_BYTES, Engine, Generated, Sampling
 from agentrl.engines.routing import Candidate
 from agentrl.environments.rubric import Score
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.rollout import agent_loops
 from agentrl.rollout.ended_episode import EndedEpisode
+from agentrl.rollout.episode import Episode
 from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
@@ -39,17 +38,34 @@ from agentrl.toolbox.client import ToolboxClient
 
 OWNER = "trial"
 _NO_STORE = cast(Database, None)
-"""An episode that nobody had before reads nothing, and its writer writes nowhere."""
-Tell = Callable[[DispatchedSamplingTask], None]
+"""A new episode reads nothing, and its writer stores nothing."""
 
 
-class TellingWriter(Writer):
-    """Tells each turn when it is over, and stores nothing."""
+class TriedEngine(Protocol):
+    """What an episode that is tried needs of an engine."""
 
-    def __init__(self, tell: Tell) -> None:
+    async def generate(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
+    ) -> Generated: ...
+
+
+Show = Callable[[DispatchedSamplingTask], None]
+
+
+class ShowingWriter(Writer):
+    """Shows each turn when it is over, and stores nothing."""
+
+    def __init__(self, show: Show) -> None:
         super().__init__(_NO_STORE)
-        self._tell = tell
-        self._told: set[str] = set()
+        self._show = show
+        self._shown: set[str] = set()
 
     def insert(self, call: DispatchedSamplingTask) -> asyncio.Future[None]:
         return self._look(call)
@@ -68,9 +84,9 @@ class TellingWriter(Writer):
         return _done()
 
     def _look(self, call: DispatchedSamplingTask) -> asyncio.Future[None]:
-        if call.over_at is not None and call.id not in self._told:
-            self._told.add(call.id)
-            self._tell(call)
+        if call.over_at is not None and call.id not in self._shown:
+            self._shown.add(call.id)
+            self._show(call)
         return _done()
 
 
@@ -84,7 +100,7 @@ class TrialDirectory(ServiceDirectory):
     """One engine of this process, and one toolbox."""
 
     def __init__(
-        self, engine: Engine | ToldReplies, toolbox: ToolboxClient | None, *, version: int, slots: int
+        self, engine: Engine | TriedEngine, toolbox: ToolboxClient | None, *, version: int, slots: int
     ) -> None:
         super().__init__(_NO_STORE, "", lambda url: cast(ToolboxClient, toolbox))
         self._engine = cast(Engine, engine)
@@ -113,31 +129,6 @@ class TrialDirectory(ServiceDirectory):
         """Nothing comes or goes."""
 
 
-class ToldReplies:
-    """An engine that says what it was told, in each episode from the beginning; the last reply again and again."""
-
-    def __init__(self, template: Template, replies: Sequence[str], version: int) -> None:
-        self._replies = [template.assistant(reply) for reply in replies]
-        self._version = version
-        self._said: Counter[str] = Counter()
-        """By record."""
-
-    async def generate(
-        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
-    ) -> Generated:
-        record = rid.rpartition("/")[0]
-        number = min(self._said[record], len(self._replies) - 1)
-        self._said[record] += 1
-        said = self._replies[number][: sampling.max_new_tokens]
-        whole = len(said) == len(self._replies[number])
-        return Generated(
-            ids=said,
-            log_probs=[0.0] * len(said),
-            versions=[(self._version, len(said))],
-            finish="stop" if whole else "length",
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     """What became of an episode."""
@@ -151,10 +142,45 @@ class Tried:
     took_s: float
 
 
-async def try_once(around: Surroundings, task: Task, number: int, settings: EpisodeSettings, tell: Tell) -> Tried:
-    """One episode, from its first prompt to its score."""
-    began = time.monotonic()
-    recorder = Recorder(_NO_STORE, TellingWriter(tell), Record(id=f"{task.id}/{number}", task=task.id), OWNER)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acted:
+    """An episode that has ended and is not scored yet."""
+
+    loop: agent_loops.AgentLoop
+    task: Task
+    recorder: Recorder
+    ended: EndedError
+    episode: Episode
+
+    @property
+    def calls(self) -> list[tuple[int, ToolCall]]:
+        """The tool calls with their turns."""
+        turns = enumerate(self.episode.answered_turns)
+        return [(place, call) for place, turn in turns for call in self.recorder.tool_calls_of(turn)]
+
+    async def score(self) -> Score | None:
+        """None for a failure of the infrastructure, which has no score. Raises UnscoredError."""
+        if outcomes.class_of(self.ended.outcome) is OutcomeClass.INFRASTRUCTURE:
+            return None
+
+        async def stored() -> EndedEpisode:
+            return EndedEpisode(
+                record=self.recorder.record.id,
+                task=self.task,
+                outcome=str(self.ended.outcome),
+                texts=self.episode.texts,
+                tool_calls=[call for _, call in self.calls],
+                turns_of_calls=[turn for turn, _ in self.calls],
+                branches=self.episode.branches,
+            )
+
+        return await judged(lambda: self.loop, self.episode.texts, self.task, stored)
+
+
+async def act_once(around: Surroundings, task: Task, number: int, settings: EpisodeSettings, show: Show) -> Acted:
+    """One episode, from its first prompt to its end."""
+    record = Record(id=f"{task.id}/{number}", task=task.id, seat=number)
+    recorder = Recorder(_NO_STORE, ShowingWriter(show), record, OWNER)
     clock = EpisodeClock(settings.episode_s)
     loop = agent_loops.loop_named(task.agent_name)()
     episode, _, tool_calls = make_episode(around, task, recorder, settings, clock)
@@ -165,38 +191,26 @@ async def try_once(around: Surroundings, task: Task, number: int, settings: Epis
     finally:
         recorder.close()
         await tool_calls.close()
-    scores, why = await _score(loop, task, recorder, ended, episode.texts)
+    return Acted(loop=loop, task=task, recorder=recorder, ended=ended, episode=episode)
+
+
+async def try_once(around: Surroundings, task: Task, number: int, settings: EpisodeSettings, show: Show) -> Tried:
+    """One episode, from its first prompt to its score."""
+    began = time.monotonic()
+    acted = await act_once(around, task, number, settings, show)
+    scores, why = None, ""
+    try:
+        scores = await acted.score()
+    except UnscoredError as cannot:
+        why = str(cannot)
     return Tried(
-        outcome=str(ended.outcome),
-        error=why or ended.error,
+        outcome=str(acted.ended.outcome),
+        error=why or acted.ended.error,
         scores=scores,
-        turns=episode.turns,
-        tokens=recorder.own_tokens,
+        turns=acted.episode.turns,
+        tokens=acted.recorder.own_tokens,
         took_s=time.monotonic() - began,
     )
-
-
-async def _score(
-    loop: agent_loops.AgentLoop, task: Task, recorder: Recorder, ended: EndedError, texts: Sequence[str]
-) -> tuple[Score | None, str]:
-    if outcomes.class_of(ended.outcome) is OutcomeClass.INFRASTRUCTURE:
-        return None, ""
-    calls = [(turn, call) for turn in range(len(texts)) for call in recorder.tool_calls_of(turn)]
-
-    async def stored() -> EndedEpisode:
-        return EndedEpisode(
-            record=recorder.record.id,
-            task=task,
-            outcome=str(ended.outcome),
-            texts=texts,
-            tool_calls=[call for _, call in calls],
-            turns_of_calls=[turn for turn, _ in calls],
-        )
-
-    try:
-        return await judged(lambda: loop, texts, task, stored), ""
-    except UnscoredError as cannot:
-        return None, str(cannot)
 
 
 def as_plain(call: DispatchedSamplingTask, number: int) -> dict[str, Any]:
@@ -206,6 +220,7 @@ def as_plain(call: DispatchedSamplingTask, number: int) -> dict[str, Any]:
         "event": "turn",
         "episode": number,
         "turn": call.turn,
+        "branch": call.branch,
         "text": call.text,
         "tokens": len(unpack_ids(call.output)),
         "took_s": took.total_seconds() if took else 0.0,

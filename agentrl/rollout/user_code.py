@@ -6,17 +6,18 @@ the configuration that are raised with their place before an episode begins.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import traceback
 from pathlib import Path
 
 from agentrl.config.file_checks import problem_of_code
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, UnknownNameError
-from agentrl.rollout import agent_loops, scorers
+from agentrl.rollout import agent_loops, judges, scorers, user_places, watchers
+from agentrl.rollout.adapted_environments import register_adapted
 from agentrl.rollout.declared_environments import register_declared
+from agentrl.rollout.environments_elsewhere import register_elsewhere
 from agentrl.store import datasets
+from agentrl.toolservers import user_files
 
 
 def load(config: RunConfig) -> None:
@@ -24,12 +25,22 @@ def load(config: RunConfig) -> None:
     for number, path in enumerate(config.rollout.code):
         _run(Path(path), f"agentrl_own_{number}")
     register_declared()
+    judges.configure(config.judges)
+    register_adapted(config)
+    register_elsewhere(config)
+    watchers.configure({name: environment.watchers for name, environment in config.environments.items()})
     for name, environment in config.environments.items():
         _see(config, f"environments.{name}", environment.agent, environment.scorer)
+        # A file of an environment may compute them as metrics, whose names only its episodes show.
+        for watcher in () if environment.code else environment.watchers:
+            _see(config, f"environments.{name}.watchers", environment.agent, watcher)
         for place in filter(None, (environment.dataset, environment.evaluation)):
             # On another host than the steward's the file may not be there; the steward reads it in any case.
             for row in datasets.read(place) if Path(place).exists() else ():
                 _see(config, row.where, row.agent_name or environment.agent, row.scorer or environment.scorer)
+    for number, stage in enumerate(config.curriculum):
+        for name, scorer in stage.scorers.items():
+            _see(config, f"curriculum.{number}.scorers.{name}", config.environments[name].agent, scorer)
 
 
 def _see(config: RunConfig, where: str, agent: str, scorer: str) -> None:
@@ -47,15 +58,9 @@ def _see(config: RunConfig, where: str, agent: str, scorer: str) -> None:
 def _run(path: Path, module: str) -> None:
     if problem := problem_of_code(path):
         raise problem
-    spec = importlib.util.spec_from_file_location(module, path)
-    assert spec is not None, "a .py file has one"
-    assert spec.loader is not None, "a .py file has one"
-    made = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # It may import modules beside it; they hide none of ours.
-    sys.modules[module] = made  # what it pickles or introspects is found by name
+    user_places.add_directory(path.parent)
     try:
-        spec.loader.exec_module(made)
+        user_files.load(path, module)
     except ConfigError:
         raise
     except Exception as broken:

@@ -1,36 +1,45 @@
 """Reports agent loops and scorers that fail each time, so that their exception is seen and they get the blame.
 
 One failure may be the fault of one answer; several in a row, without a success between them, are the fault of the code.
-A report of code that is not called any more is withdrawn after a while: it would never be answered by a success.
+A report of code that is not called any more is withdrawn after a while: it would never be answered by a success. So is
+that of a scorer whose other model was away, once that answers again.
 """
 
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from agentrl.formatting.amounts import counted
+from agentrl.rollout import user_places
+from agentrl.rollout.user_code_guard import Late
+from agentrl.rollout.user_places import Place
+from agentrl.rollout.user_tasks import BlockedError, UserExitError
 
 IN_A_ROW = 3
+MOST_CHARS = 1_000
+"""Of the message of an exception."""
 UNTRIED_S = 600.0
 """A report is withdrawn after this time without a call; longer than a scorer waits before it is called again."""
-_PACKAGE = Path(__file__).parents[1]
 
 
 def described(broken: BaseException) -> str:
     """An exception with the last line of the user's code that it passed: `ValueError: no (agents.py, line 12)`."""
     while isinstance(broken, BaseExceptionGroup):
         broken = broken.exceptions[0]
-    message = " ".join(str(broken).split())
+    message = shown(" ".join(str(broken).split()))
     what = f"{type(broken).__name__}: {message}" if message else type(broken).__name__
-    frames = [frame for frame in traceback.extract_tb(broken.__traceback__) if _is_users(frame.filename)]
-    return f"{what} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else what
+    if isinstance(broken, UserExitError | BlockedError):
+        what = message
+    place = user_places.of_traceback(broken.__traceback__)
+    return f"{what} ({place})" if place else what
 
 
-def _is_users(file: str) -> bool:
-    path = Path(file)
-    return path.suffix == ".py" and not path.is_relative_to(_PACKAGE) and "site-packages" not in path.parts
+def shown(text: str) -> str:
+    """A text of a user's code or of a model on one line, without what a terminal or a store would act on."""
+    cut = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
 
 
 def scoring_of(agent: str) -> str:
@@ -42,6 +51,8 @@ def scoring_of(agent: str) -> str:
 class _Failures:
     count: int = 0
     newest_at: float = 0.0
+    away: str = ""
+    """The other model that the newest failure is due to; empty if it is another's fault."""
 
 
 class UserCodeFaults:
@@ -57,10 +68,37 @@ class UserCodeFaults:
         self._report = report
         self._clock = clock
         self._failures: dict[str, _Failures] = {}
+        self.blocked_s = 0.0
+        """How long code of users held up all episodes of this process."""
+        self.left_behind = 0
+        """Tasks that agent loops had not ended with their episodes."""
 
-    def failed(self, of: str, why: str) -> None:
+    def late(self, late: Late) -> None:
+        """Code of a user held up all episodes."""
+        self.blocked_s += late.seconds
+        ended = " and was interrupted" if late.interrupted else ""
+        self._warn(f"code {late.place.file}", f"it held up all episodes for {late.seconds:.1f} s{ended} ({late.place})")
+
+    def left(self, of: str, places: Sequence[Place]) -> None:
+        """An episode ended before tasks that it had begun, which are cancelled."""
+        self.left_behind += len(places)
+        self._warn(f"{of}: tasks", f"it ended before {counted(len(places), 'tasks')} that it had begun ({places[0]})")
+
+    def _warn(self, of: str, sentence: str) -> None:
+        """At once: it is no failure that may be the fault of one answer."""
+        self._failures[of] = _Failures(IN_A_ROW, self._clock())
+        self._report(of, sentence)
+
+    @property
+    def away(self) -> dict[str, str]:
+        """The other model that each reported scorer could not ask."""
+        return {of: each.away for of, each in self._failures.items() if each.away and each.count >= IN_A_ROW}
+
+    def failed(self, of: str, why: str, *, away: str = "") -> None:
+        """`away`: the other model that did not answer, if that is the reason."""
         failures = self._failures.setdefault(of, _Failures())
         failures.count += 1
+        failures.away = away
         failures.newest_at = self._clock()
         if failures.count >= IN_A_ROW:
             self._report(of, why)

@@ -1,4 +1,4 @@
-"""Sandboxes: what a tool server that a toolbox starts may read, write, reach and use.
+"""Sandboxes: what a tool server of a toolbox, or the process of an environment, may read, write, reach and use.
 
 A server runs in namespaces by bubblewrap, in a container, or, where its run file says so, without a sandbox
 (`sandbox_choice.py`). It sees no state, socket or key of a run, and of the run's uuid only a mark that leads nowhere.

@@ -86,6 +86,7 @@ def command_line(
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
         *("--dev", "/dev", "--size", size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", HOME),
+        *(word for path in sandbox.private for word in ("--size", size, "--perms", "0755", "--tmpfs", path)),
         *(word for rule in rules for word in _mounted(rule)),
         *(word for rule in rules if _is_cover(rule) for word in ("--remount-ro", str(rule.path))),
         *("--dir", str(cwd), "--chdir", str(cwd), "--remount-ro", "/"),

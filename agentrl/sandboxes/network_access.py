@@ -46,6 +46,8 @@ class _Admitted:
     """A sandbox that has not ended."""
 
     server: str
+    place: str
+    """Of the server in the run file, such as `tools.search`."""
     allowed: tuple[str, ...]
     ours: socket.socket
     listener: socket.socket | None = None
@@ -83,12 +85,13 @@ class NetworkAccess:
     def refusals(self, server: str) -> Refusals:
         return self._refusals.setdefault(server, Refusals())
 
-    def admit(self, server: str, allowed: Sequence[str]) -> socket.socket:
-        """Expect a sandbox of this server. Returns the socket that its process inherits; the caller closes it."""
+    def admit(self, server: str, allowed: Sequence[str], *, section: str = "tools") -> socket.socket:
+        """Expect a sandbox of this server, or of what another section of the run file names. Returns the socket that
+        its process inherits; the caller closes it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         number = next(self._numbers)
-        self._admitted[number] = _Admitted(server, tuple(allowed), ours)
+        self._admitted[number] = _Admitted(server, f"{section}.{server}", tuple(allowed), ours)
         asyncio.get_running_loop().add_reader(ours, self._receive, number)
         self._needed.set()
         return theirs
@@ -157,7 +160,7 @@ class NetworkAccess:
     def _pass_on(self, number: int) -> None:
         admitted = self._admitted[number]
         if admitted.listener is not None:
-            message = {"sandbox": number, "server": admitted.server, "allowed": admitted.allowed}
+            message = {"sandbox": number, "place": admitted.place, "allowed": admitted.allowed}
             self._send(message, [admitted.listener.fileno()])
 
     def _forget(self, number: int) -> None:

@@ -64,10 +64,10 @@ class SandboxListener:
     """Serves the listening socket of one sandbox."""
 
     def __init__(
-        self, number: int, server: str, rules: NetworkRules, listener: socket.socket, report: RefusalReport
+        self, number: int, place: str, rules: NetworkRules, listener: socket.socket, report: RefusalReport
     ) -> None:
         self._number = number
-        self._server = server
+        self._place = place
         self._rules = rules
         self._report = report
         self._listener = listener
@@ -152,7 +152,7 @@ class SandboxListener:
 
     def _refusal(self, host: str, port: int, why: str) -> RefusedError:
         self._report.refused(self._number, f"{host[:MOST_HOST_CHARS]}:{port} {why}")
-        return RefusedError(HTTPStatus.FORBIDDEN, f"{host}:{port} {why} (tools.{self._server}.sandbox.network).")
+        return RefusedError(HTTPStatus.FORBIDDEN, f"{host}:{port} {why} ({self._place}.sandbox.network).")
 
 
 class RefusalReport:
@@ -287,7 +287,7 @@ async def _main(toolbox: socket.socket) -> None:
                 listener = socket.socket(fileno=descriptors[0])
                 listener.setblocking(False)
                 rules = NetworkRules(message["allowed"])
-                sandboxes[number] = SandboxListener(number, message["server"], rules, listener, report)
+                sandboxes[number] = SandboxListener(number, message["place"], rules, listener, report)
 
 
 if __name__ == "__main__":

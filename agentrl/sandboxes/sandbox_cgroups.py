@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -22,7 +23,9 @@ _OWN_PROCESSES = 2
 """Of bubblewrap."""
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 125; done; exec "$@"'
 _PLACES = ".sandboxes"
-"""Ends the name of the v1 cgroups of a run's sandboxes; in v2 they are below the cgroup of their toolbox."""
+"""Ends the name of the v1 cgroups of a run's sandboxes; in v2 they are below the cgroup of their unit."""
+_OWN = "unit"
+"""In v2, the cgroup of the unit's own processes."""
 _LIMITS = {"memory": frozenset({"memory.max", "memory.limit_in_bytes"}), "number": frozenset({"pids.max"})}
 _CURE = "start the run under `systemd-run --user --scope -p Delegate=yes`"
 _numbers = itertools.count(1)
@@ -42,6 +45,11 @@ class SandboxCgroup:
     def exceeded_memory(self) -> bool:
         """Whether the kernel killed a process of the sandbox because of its memory limit."""
         return any(cgroups.Group(memory=path).oom_kills() for path in self.paths)
+
+    async def remove(self) -> None:
+        """Wait until the kernel ended what was inside."""
+        while not self.removed():
+            await asyncio.sleep(0.005)
 
     def removed(self) -> bool:
         """Remove the cgroups; False while a process is in one."""
@@ -79,7 +87,7 @@ def make(sandbox: Sandbox) -> SandboxCgroup | None:
 
 
 def leave() -> None:
-    """Remove the places of this toolbox, which are empty at its end."""
+    """Remove the places of this unit if they are empty; the next sandbox makes them again."""
     for place, _ in usable_places():
         if place.parent.name.endswith(_PLACES):
             with contextlib.suppress(OSError):
@@ -136,9 +144,9 @@ def _v2_limits(place: Path) -> frozenset[str]:
     if not wanted:
         return frozenset()
     try:
-        (place / "toolbox").mkdir(exist_ok=True)
+        (place / _OWN).mkdir(exist_ok=True)
         for pid in (place / "cgroup.procs").read_text().split():
-            (place / "toolbox" / "cgroup.procs").write_text(pid)
+            (place / _OWN / "cgroup.procs").write_text(pid)
         (place / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
     except OSError:
         return frozenset()

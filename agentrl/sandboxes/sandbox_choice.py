@@ -64,6 +64,14 @@ def choose(sandbox: Sandbox) -> Choice:
     raise AssertionError("the kind none always works")
 
 
+def choose_or_refuse(key: str, sandbox: Sandbox) -> Choice:
+    """Raises ConfigError if the sandbox at this key of the run file is required and this host lacks it."""
+    choice = choose(sandbox)
+    if sandbox.required and choice.lacks:
+        raise ConfigError(f"{key} requires the kind {sandbox.kind}: {choice.lacks}.")
+    return choice
+
+
 def sandboxed(
     name: str,
     server: ToolServer,
@@ -72,15 +80,14 @@ def sandboxed(
     run_dir: Path,
     secrets: Secrets,
     network: NetworkAccess | None = None,
+    section: str = "tools",
 ) -> Launch:
     """The start of the server in its sandbox; without `network` its list of hosts is empty.
 
-    Raises ConfigError if that is not possible.
+    `section` is that of the run file which has `name`. Raises ConfigError if that is not possible.
     """
     sandbox = server.sandbox
-    choice = choose(sandbox)
-    if sandbox.required and choice.lacks:
-        raise ConfigError(f"tools.{name}.sandbox requires the kind {sandbox.kind}: {choice.lacks}.")
+    choice = choose_or_refuse(f"{section}.{name}.sandbox", sandbox)
     # The start of a program that does not exist fails with that reason.
     if choice.kind == "none" or (choice.kind == "process" and not launch.program):
         return launch
@@ -94,12 +101,12 @@ def sandboxed(
     try:
         rules = visible_files(launch, read=read, write=write, secrets=secrets)
     except ConfigError as wrong:
-        raise ConfigError(f"tools.{name}.sandbox: {wrong.message}", hint=wrong.hint) from None
+        raise ConfigError(f"{section}.{name}.sandbox: {wrong.message}", hint=wrong.hint) from None
     if "PATH" not in server.env:
         env["PATH"] = search_path(env.get("PATH", os.defpath), rules)
     inside, inherited = launch.command, launch.inherited
     if sandbox.allowed_hosts and network is not None:
-        theirs = network.admit(name, sandbox.allowed_hosts)
+        theirs = network.admit(name, sandbox.allowed_hosts, section=section)
         inside, inherited = network_access.command_inside(inside, theirs), (*inherited, theirs)
         env = network_access.environment(sandbox.allowed_hosts) | env
     filter_of_calls = -1

@@ -24,18 +24,24 @@ _IN_SANDBOX = (
     (
         re.compile(r"No such file or directory|ENOENT|not found|Permission denied|EACCES"),
         "Its sandbox shows no home directory, cache or other file that the run file does not name: {place}.read and "
-        "{place}.write show them, and python or npm in tools.{name} install packages",
+        "{place}.write show them{packages}",
     ),
 )
 
 
-def advice_for(name: str, launch: Launch, last_lines: Iterable[str]) -> str:
-    """Empty if nothing is known."""
+def advice_for(place: str, launch: Launch, last_lines: Iterable[str]) -> str:
+    """`place` is that of the server in the run file, such as `tools.search`. Empty if nothing is known."""
     text = "\n".join(last_lines)
     if launch.interpreters and _MISFIT.search(text):
-        return f"Its packages may not fit together: pin other versions in tools.{name}."
+        return f"Its packages may not fit together: pin other versions in {place}."
     if launch.sandbox == "none":
         return ""
-    general = "It runs in a sandbox: {place}.network, read and write allow what it lacks"
-    found = next((sentence for pattern, sentence in _IN_SANDBOX if pattern.search(text)), general)
-    return f"{found.format(name=name, place=f'tools.{name}.sandbox')}."
+    packages = f", and python or npm in {place} install packages"
+    general = f"It runs in a sandbox: {place}.sandbox.network, read and write allow what it lacks."
+    return lacking(place, text, packages=packages) or general
+
+
+def lacking(place: str, text: str, *, packages: str = "") -> str:
+    """What the sandbox of `place` lacks, as far as this text of an error says so; empty if it does not."""
+    found = next((sentence for pattern, sentence in _IN_SANDBOX if pattern.search(text)), "")
+    return f"{found.format(place=f'{place}.sandbox', packages=packages)}." if found else ""

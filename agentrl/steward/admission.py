@@ -2,8 +2,8 @@
 
 Invariants: the place in the order is read before anything is counted, and each is given once, so of two stewards that
 counted the same capacity only one admits into it; evaluation and probes are outside of it; the mix depends on the place
-in the order of admission and on nothing else. An environment of which a tool server cannot be used waits with
-everything that it has queued: what would be admitted could only fail. While most attempts fail, a few are tried.
+in the order of admission, and on the stage of the curriculum. An environment of which a tool server cannot be used
+waits with everything that it has queued: what would be admitted could only fail. While most fail, a few are tried.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ MOST_AT_ONCE = 16
 MOST_EVALUATIONS = 64
 NONE_HELD: Mapping[str, str] = MappingProxyType({})
 _IN_ORDER = [("epoch", 1), ("place", 1)]
+_READ = [
+    *("environment", "purpose", "status", "reason", "round", "rounds_max", "lineage", "step", "fork"),
+    *("scorer", "scorer_of_row"),
+]
 _GOLDEN = 0.6180339887498949
 """Multiples of it spread evenly over 0 to 1, however many there are."""
 
@@ -67,9 +71,11 @@ async def admit(database: Database, settings: StewardSettings, held: Mapping[str
         queue[:granted],
         n=settings.n,
         sampling=settings.sampling(),
+        scorers={task.id: settings.scorer_of(task) for task in queue},
         deadline_s=settings.group_s,
         rounds_max=settings.rounds_max,
         first_order=order,
+        closing=settings.group_rule.kept(),
     )
     why_not = (
         "another steward admitted at the same moment" if granted else _why_none(hold, room < settings.n, held, queue)
@@ -153,12 +159,18 @@ def largest_group(settings: StewardSettings, reported: Mapping[str, object], env
 
 async def _queue(database: Database, settings: StewardSettings, held: Collection[str], place: int) -> list[Task]:
     """What is admitted next, if there is room, from this place in the order on."""
-    weights = {name: environment.weight for name, environment in settings.environments.items() if name not in held}
+    weights = {name: weight for name, weight in settings.weights.items() if name not in held}
     waiting = {name: await _waiting(database, name) for name in weights}
     queue: list[Task] = []
-    while len(queue) < MOST_AT_ONCE and (left := {name: weights[name] for name in weights if waiting[name]}):
+    while len(queue) < MOST_AT_ONCE and (left := _left(weights, waiting)):
         queue.append(waiting[chosen(left, place + len(queue))].pop(0))
     return queue
+
+
+def _left(weights: Mapping[str, float], waiting: Mapping[str, Sequence[Task]]) -> dict[str, float]:
+    """The environments that have something queued. What a stage leaves out comes when nothing else does."""
+    left = {name: weight for name, weight in weights.items() if waiting[name]}
+    return {name: weight for name, weight in left.items() if weight} or dict.fromkeys(left, 1.0)
 
 
 async def _waiting(database: Database, environment: str) -> list[Task]:
@@ -168,7 +180,7 @@ async def _waiting(database: Database, environment: str) -> list[Task]:
         queued,
         sort=_IN_ORDER,
         limit=MOST_AT_ONCE,
-        projection=["environment", "purpose", "status", "reason", "round", "rounds_max", "lineage", "step", "fork"],
+        projection=_READ,
     )
     return [load(Task, document) for document in found]
 

@@ -19,7 +19,8 @@ from agentrl.steward.admission import Admitted
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import calls, service_registry, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if, within
+from agentrl.store.document_ids import within
+from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
 
 ADMITS_WITHIN_S = 600.0
 TRIES_WITHIN_S = 1.0

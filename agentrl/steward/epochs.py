@@ -1,26 +1,37 @@
 """Rows that become Tasks, epoch by epoch.
 
 Invariants: an epoch goes through its rows in an order that its number fixes, a portion at a time, and its document says
-how far; a portion that was inserted and not noted is inserted again without effect; an epoch that began with other
-rows is refused, never mixed. A held-out row that also trains is always reported.
+how far, and how many were left out as too hard or too easy; a portion that was inserted and not noted is inserted again
+without effect; an epoch that began with other rows is refused, never mixed. A held-out row that also trains is always
+reported.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from agentrl.config.data_plane import Environment
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.formatting.amounts import counted
+from agentrl.images.sources import USUAL, Limits
+from agentrl.policies import curriculum
 from agentrl.policies.status_tables import TaskStatus
+from agentrl.steward import task_images
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import datasets, tasks
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Plain
 from agentrl.store.datasets import Leak, Row
-from agentrl.store.documents import Epoch, Task, epoch_id, load, load_if, task_id, to_bson
+from agentrl.store.document_ids import epoch_id, task_id
+from agentrl.store.documents import Epoch, Task, load, load_if, to_bson
+from agentrl.tokens import image_marks
 
+log = logging.getLogger("steward")
 PORTION = 512
 """Tasks that wait in the queue of an environment; the rows after them wait in the file."""
 ADDED = "added"
@@ -49,15 +60,20 @@ def read_sources(config: RunConfig) -> dict[str, Source]:
     sources = {}
     for name, environment in config.environments.items():
         rows = datasets.read(Path(environment.dataset))
-        held_out = datasets.split_of(rows, "eval", default="train")
-        if environment.evaluation:
-            separate = datasets.read(Path(environment.evaluation))
-            held_out = [*held_out, *datasets.split_of(separate, "eval", default="eval")]
         train = datasets.split_of(rows, "train", default="train")
-        sources[name] = Source.of(train, held_out, file=environment.dataset)
+        sources[name] = Source.of(train, held_out_rows(environment, rows), file=environment.dataset)
         if not train:
             raise ConfigError(f"{environment.dataset} has no rows to train on: all of them are held out.")
     return sources
+
+
+def held_out_rows(environment: Environment, rows: Sequence[Row]) -> list[Row]:
+    """Those of its dataset, `rows`, and those of a file of their own."""
+    held_out = datasets.split_of(rows, "eval", default="train")
+    if environment.evaluation:
+        separate = datasets.read(Path(environment.evaluation))
+        held_out += datasets.split_of(separate, "eval", default="eval")
+    return held_out
 
 
 async def refuse_changed(database: Database, sources: Mapping[str, Source]) -> None:
@@ -74,11 +90,13 @@ async def refill(database: Database, settings: StewardSettings, sources: Mapping
     for name, environment in settings.environments.items():
         waiting = {"status": TaskStatus.QUEUED, "purpose": "train", "environment": name}
         if await database.count("Task", waiting) < PORTION // 2:
-            new += await _next_portion(database, name, environment, sources[name])
+            new += await _next_portion(database, name, environment, sources[name], settings.images)
     return new
 
 
-async def _next_portion(database: Database, name: str, environment: EnvironmentSettings, source: Source) -> int:
+async def _next_portion(
+    database: Database, name: str, environment: EnvironmentSettings, source: Source, limits: Limits
+) -> int:
     epoch = await _current(database, name, environment, source)
     if epoch is None:
         return 0
@@ -86,6 +104,9 @@ async def _next_portion(database: Database, name: str, environment: EnvironmentS
         raise await _changed(database, epoch, source)
     order = datasets.order(epoch.rows, shuffle=epoch.seed, epoch=epoch.epoch)
     portion = range(epoch.inserted, min(epoch.inserted + PORTION, epoch.rows))
+    measured = await _measured(database, name, environment, epoch, [order[place] for place in portion])
+    kept, left_out = curriculum.within(environment.window, (order[place] for place in portion), measured)
+    kept_rows = set(kept)
     fresh = [
         task_of(
             name,
@@ -97,12 +118,38 @@ async def _next_portion(database: Database, name: str, environment: EnvironmentS
             place=place,
         )
         for place in portion
+        if order[place] in kept_rows
     ]
-    new = await tasks.insert(database, fresh)
-    noted = {"$set": {"inserted": portion.stop, "done": portion.stop >= epoch.rows}}
+    new = await tasks.insert(database, await task_images.stored(database, fresh, limits))
+    noted: Plain = {"$set": {"inserted": portion.stop, "done": portion.stop >= epoch.rows}}
+    if left_out:
+        noted["$inc"] = {f"left_out.{why}": count for why, count in left_out.items()}
+        log.info("epoch %d of %s leaves out %s", epoch.epoch, name, dict(left_out))
     # If another steward noted more meanwhile, this portion was part of that.
     await database.update_one("Epoch", {"_id": epoch.id, "inserted": epoch.inserted}, noted)
     return new
+
+
+async def _measured(
+    database: Database, name: str, environment: EnvironmentSettings, epoch: Epoch, rows: Sequence[int]
+) -> dict[int, float]:
+    """Mean scores of these rows in the epoch before."""
+    if environment.window is None or not epoch.epoch:
+        return {}
+    before = [task_id(name, "train", epoch.epoch - 1, row) for row in rows]
+    closed: Plain = {"_id": {"$in": before}, "baseline": {"$ne": None}}
+    found = await database.find("Task", closed, projection=["row", "baseline"])
+    return {int(task["row"]): float(task["baseline"]["mean"]) for task in found}
+
+
+async def left_out(database: Database, name: str) -> set[int]:
+    """The rows that the newest epoch leaves out, so far; the one after it samples them."""
+    epoch = await _newest(database, name)
+    if epoch is None or not epoch.left_out:
+        return set()
+    found = await database.find("Task", {"_id": ids_under(f"{epoch.id}/")}, projection=["row"])
+    passed = datasets.order(epoch.rows, shuffle=epoch.seed, epoch=epoch.epoch)[: epoch.inserted]
+    return set(passed) - {int(task.get("row", 0)) for task in found}
 
 
 async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigError:
@@ -127,7 +174,16 @@ async def _rows_that_differ(database: Database, epoch: Epoch, source: Source) ->
     mine = {"_id": ids_under(f"{epoch.id}/")}
     known = await database.find("Task", mine, projection=["row", "query", "answer"], sort=[("_id", 1)])
     pairs = [(task, source.train[task.get("row", 0)]) for task in known]
-    return [row for task, row in pairs if (task.get("query"), task.get("answer", "")) != (row.query, row.answer)]
+    return [
+        row
+        for task, row in pairs
+        if (_without_images(task.get("query", "")), task.get("answer", "")) != (_without_images(row.query), row.answer)
+    ]
+
+
+def _without_images(text: str) -> str:
+    """Tasks name images in another way than rows."""
+    return image_marks.replaced(text, lambda _: "")
 
 
 async def _newest(database: Database, name: str) -> Epoch | None:
@@ -156,7 +212,9 @@ async def _current(database: Database, name: str, environment: EnvironmentSettin
     return load_if(Epoch, found)
 
 
-async def add(database: Database, name: str, environment: EnvironmentSettings, rows: Sequence[Row]) -> list[str]:
+async def add(
+    database: Database, name: str, environment: EnvironmentSettings, rows: Sequence[Row], limits: Limits = USUAL
+) -> list[str]:
     """Queue rows that an operator brings, behind what is queued. Answers the ids of the Tasks."""
     # The same file again is the same tasks: a command that is repeated adds nothing.
     number = await _take_number(database, name, len(rows), datasets.digest(rows))
@@ -164,7 +222,8 @@ async def add(database: Database, name: str, environment: EnvironmentSettings, r
         task_of(name, environment, row, split=ADDED, epoch=number, row_number=place, place=place)
         for place, row in enumerate(rows)
     ]
-    await tasks.insert(database, fresh)
+    trusted = msgspec.structs.replace(limits, within={})  # An operator names the images of these rows.
+    await tasks.insert(database, await task_images.stored(database, fresh, trusted))
     return [task.id for task in fresh]
 
 
@@ -237,6 +296,7 @@ def task_of(
         earlier=list(row.earlier),
         answer=row.answer,
         scorer=row.scorer or environment.scorer,
+        scorer_of_row=bool(row.scorer),
         answer_schema=row.answer_schema or environment.answer_schema,
         agent_name=row.agent_name or environment.agent,
         servers=list(environment.servers),

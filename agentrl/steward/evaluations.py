@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.steward import epochs
+from agentrl.steward import epochs, task_images
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import evaluations, tasks
@@ -21,6 +21,7 @@ async def queue(database: Database, settings: StewardSettings, sources: Mapping[
         for name, environment in settings.environments.items():
             rows = sources[name].held_out
             chosen = rows[: settings.evaluation_tasks] if settings.evaluation_tasks else rows
-            new += await tasks.insert(database, epochs.evaluation_tasks(name, environment, chosen, version))
+            fresh = epochs.evaluation_tasks(name, environment, chosen, version)
+            new += await tasks.insert(database, await task_images.stored(database, fresh, settings.images))
         await evaluations.mark_queued(database, version)
     return new

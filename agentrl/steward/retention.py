@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentrl.policies import disk_brake
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import pruning
+from agentrl.store import images, pruning
 from agentrl.store.database import Database
 
 log = logging.getLogger("steward")
@@ -38,6 +38,15 @@ async def prune(database: Database, settings: StewardSettings) -> int:
         await pruning.remove_details(database, names)
         log.info("calls and turns of %d consumed tasks are removed, %s to %s", len(names), names[0], names[-1])
     return len(names)
+
+
+async def remove_images(database: Database, settings: StewardSettings) -> int:
+    """Remove the bytes of images that were named only by what `prune` removed. Answers of how many."""
+    if not settings.details_s and not settings.data_max_bytes:
+        return 0
+    if removed := await images.remove_unused(database):
+        log.info("the bytes of %d images are removed, which no record with details names", removed)
+    return removed
 
 
 async def brake_reason(database: Database, settings: StewardSettings, run_dir: Path, *, braked: bool) -> str:

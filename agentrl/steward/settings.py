@@ -5,18 +5,27 @@ Invariant: settings that exist can be followed: the largest group can be admitte
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
-from agentrl.policies import admission_capacity, group_closing, outcomes
+from agentrl.errors import ConfigError
+from agentrl.images.run_images import limits_of
+from agentrl.images.sources import USUAL, Limits
+from agentrl.policies import admission_capacity, curriculum, group_closing, outcomes
 from agentrl.policies.admission_capacity import Plan
+from agentrl.policies.curriculum import Stage, Window
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.sampling_rule import SamplingRule
+from agentrl.store.documents import Task
 
 ROUNDS_MAX = 3
+OF_GROUPS = frozenset(GroupRule().kept())
+OF_ROWS = ("difficulty_least", "difficulty_most")
+"""Knobs of an environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +37,33 @@ class EnvironmentSettings:
     scorer: str = "exact"
     answer_schema: str = "answer"
     servers: tuple[str, ...] = ()
+    window: Window | None = None
+    watchers: tuple[str, ...] = ()
+
+    def with_knobs(self, values: Mapping[str, float]) -> EnvironmentSettings:
+        """With `difficulty_least` or `difficulty_most` changed, or both. ConfigError if no row is left."""
+        if values.keys().isdisjoint(OF_ROWS):
+            return self  # They are of a stage of the same name.
+        window = self.window or Window(0.0, 1.0)
+        window = Window(
+            float(values.get("difficulty_least", window.least)), float(values.get("difficulty_most", window.most))
+        )
+        if window.least >= window.most:
+            raise ConfigError(f"No row has a mean score from {window.least:g} to {window.most:g}.")
+        return replace(self, window=window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardWatchSettings:
+    """How the reward is watched; the limits are those of `agentrl.config.reward_watch`."""
+
+    records: int = 400
+    every_s: float = 60.0
+    length: float | None = 0.5
+    repeats: float | None = 0.5
+    group_repeats: float | None = 0.9
+    votes: float | None = 0.3
+    watchers: float | None = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +99,13 @@ class StewardSettings:
     details_s: float = 0.0
     data_max_bytes: int = 0
     disk_reserve_bytes: int = 0
+    images: Limits = USUAL
+    """What images of tasks may be."""
+    stages: tuple[Stage, ...] = ()
+    """Of the curriculum."""
+    reward_watch: RewardWatchSettings = field(default_factory=RewardWatchSettings)
+    stage: int = 0
+    """The one that it has reached."""
     hold: str = ""
     """Why nothing is to be admitted, in words."""
 
@@ -81,6 +124,19 @@ class StewardSettings:
             publish_every=int(reported.get("publish_every", self.publish_every)),
         )
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the environments, in the stage of the curriculum; 0 for those that it leaves out."""
+        usual = {name: environment.weight for name, environment in self.environments.items()}
+        return curriculum.weights(curriculum.stage_at(self.stages, self.stage), usual)
+
+    def scorer_of(self, task: Task) -> str:
+        """Of a task that is admitted now. A fork is scored as its base."""
+        if task.fork is not None or task.scorer_of_row:
+            return task.scorer
+        own = self.environments[task.environment].scorer if task.environment in self.environments else task.scorer
+        return curriculum.scorer_of(self.stages, self.stage, task.environment, own, task.scorer)
+
     def sampling(self) -> dict[str, Any]:
         """What is frozen in a Task at its admission for training."""
         return {
@@ -92,6 +148,27 @@ class StewardSettings:
 
     def sampling_of_evaluation(self) -> dict[str, Any]:
         return self.sampling() | self.evaluation_rule.kept()
+
+    def with_knobs(self, values: Mapping[str, Any]) -> StewardSettings:
+        """With these values of knobs. ConfigError if they could not be followed."""
+        of_groups = {name: value for name, value in values.items() if name in OF_GROUPS}
+        of_parts: dict[str, dict[str, float]] = defaultdict(dict)
+        for name, value in values.items():
+            part, dot, key = name.rpartition(".")
+            if dot:
+                of_parts[part][key] = value
+        return self.changed(
+            group_rule=self.group_rule.with_kept(of_groups),
+            environments={
+                name: each.with_knobs(of_parts[name]) if name in of_parts else each
+                for name, each in self.environments.items()
+            },
+            stages=tuple(
+                each.ending_at(float(of_parts[part]["score"])) if (part := f"stage_{number}") in of_parts else each
+                for number, each in enumerate(self.stages, 1)
+            ),
+            **{name: value for name, value in values.items() if name not in OF_GROUPS and "." not in name},
+        )
 
     def changed(self, **changes: Any) -> StewardSettings:
         """ConfigError if they could not be followed."""
@@ -111,6 +188,8 @@ def from_config(config: RunConfig) -> StewardSettings:
                 scorer=environment.scorer,
                 answer_schema=environment.answer_schema,
                 servers=tuple(environment.tools),
+                window=policy_rules.window(environment),
+                watchers=tuple(environment.watchers),
             )
             for name, environment in config.environments.items()
         },
@@ -138,4 +217,7 @@ def from_config(config: RunConfig) -> StewardSettings:
         details_s=float(config.retention.details_s),
         data_max_bytes=config.retention.data_max,
         disk_reserve_bytes=config.retention.disk_reserve,
+        images=limits_of(config),
+        stages=policy_rules.stages(config),
+        reward_watch=RewardWatchSettings(**dict(config.reward_watch)),
     )

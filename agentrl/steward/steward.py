@@ -15,9 +15,19 @@ from pathlib import Path
 
 from agentrl.policies.admission_capacity import Counts
 from agentrl.protocol.messages import Wait
-from agentrl.steward import admission, batch_waits, dead_owners, epochs, evaluations, group_upkeep, retention
+from agentrl.steward import (
+    admission,
+    batch_waits,
+    curriculum,
+    dead_owners,
+    epochs,
+    evaluations,
+    group_upkeep,
+    retention,
+)
 from agentrl.steward.admission import Admitted
 from agentrl.steward.epochs import Source
+from agentrl.steward.reward_watch import RewardWatch
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import forks, owners, publications, tasks
 from agentrl.store.database import Database
@@ -25,6 +35,7 @@ from agentrl.store.database import Database
 log = logging.getLogger("steward")
 
 HOUSEKEEPING_EVERY_S = 1.0
+IMAGES_EVERY_S = 600.0
 RETENTION_EVERY_S = 5.0
 PAUSED = "paused"
 
@@ -93,6 +104,10 @@ class Steward:
         self._kept_house_at = float("-inf")
         self._run_dir = run_dir
         self._looked_at_disks_at = float("-inf")
+        self._images_looked_at = float("-inf")
+        self._reward_watch = RewardWatch(database)
+        self.stage = 0
+        """Of the curriculum."""
         self.brake = ""
         """Why nothing is admitted: a disk is nearly full."""
 
@@ -115,7 +130,7 @@ class Steward:
             self._kept_house_at = self._clock()
         done.redrawn = await group_upkeep.open_next_attempts(self._database)
         hold = self.brake or (PAUSED if self.paused else "")
-        settings = self.settings.changed(hold=hold) if hold else self.settings
+        settings = self.settings.changed(hold=hold or self.settings.hold, stage=self.stage)
         done.admitted = self._admitted = await admission.admit(self._database, settings, self._held)
         self._held = done.admitted.held
         if not hold:
@@ -145,6 +160,10 @@ class Steward:
         """Environments of which nothing is admitted now, and why."""
         return self._admitted.held
 
+    async def watch_reward(self) -> dict[str, float]:
+        """Metrics by name: signs that the reward is exploited."""
+        return await self._reward_watch.look(self.settings)
+
     async def waits(self) -> list[Wait]:
         """What a batch and an evaluation wait for, and why."""
         return await batch_waits.look(self._database, self.settings, self._admitted)
@@ -159,6 +178,9 @@ class Steward:
         if bool(before) != bool(self.brake):
             log.warning("%s", self.brake or "there is room on the disks again: admission goes on")
         done.pruned = await retention.prune(self._database, self.settings)
+        if self._clock() - self._images_looked_at >= IMAGES_EVERY_S:
+            await retention.remove_images(self._database, self.settings)
+            self._images_looked_at = self._clock()
 
     async def _declare_dead(self) -> list[str]:
         declared = []
@@ -185,6 +207,7 @@ class Steward:
         done.closed = await group_upkeep.close(self._database, self.settings)
         if self.settings.max_trained_count > 1:
             await group_upkeep.retrain(self._database, self.settings, await admission.reported_plan(self._database))
+        self.stage = await curriculum.stage(self._database, self.settings.stages)
         done.queued = await epochs.refill(self._database, self.settings, self._sources)
         done.queued += await evaluations.queue(self._database, self.settings, self._sources)
         for version in await dead_owners.tidy(self._database):

@@ -6,11 +6,13 @@ group larger than what may be in flight); at a start all values come into force 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
+from agentrl.config import policy_rules
 from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
+from agentrl.config.training import Training
 from agentrl.formatting.amounts import counted
 from agentrl.policies.admission_capacity import Counts
 from agentrl.protocol.knob import Knob, plain_value
@@ -37,21 +39,32 @@ class StewardKnobs:
         self._settings = settings
         self._counts = counts
         self._on_change = on_change
+        self._training = config.training
         knobs = [self._declare(knob) for knob in unit_knobs(config, Role.STEWARD).values()]
-        self._take(**{knob.name: knob.value for knob in knobs})
+        self._take({knob.name: knob.value for knob in knobs})
 
     def _declare(self, knob: Knob) -> LiveKnob[int]:
+        preview = self._preview_of_past if knob.looks_back else self._preview
         return self._unit.declare(
             knob,
-            on_change=lambda value: self._take(**{knob.name: value}),
-            preview=partial(self._preview, knob.name),
+            on_change=lambda value: self._take({knob.name: value}),
+            preview=partial(preview, knob.name),
         )
 
-    def _take(self, **values: int | float) -> None:
-        self._on_change(self._settings().changed(**values))
+    def _take(self, values: Mapping[str, int | float]) -> None:
+        self._on_change(self._settings().with_knobs(values))
+
+    def _preview_of_past(self, name: str, value: int | float) -> str:
+        """Checks, and says when it holds; what it would have changed is counted apart."""
+        self._settings().with_knobs({name: value})
+        _refuse_with_a_critic(self._training, name, value)
+        if "." in name:
+            part, _, key = name.rpartition(".")
+            return "" if key == "score" else f"it holds for rows of {part} that are queued from now on"
+        return "groups that are admitted already keep what was set at their admission"
 
     def _preview(self, name: str, value: int | float) -> str:
-        after = self._settings().changed(**{name: value})
+        after = self._settings().with_knobs({name: value})
         if name in KEPT:
             return f"{name} becomes {value:,} with the next look at the disks; what was removed does not come back"
         flying = self._counts().in_flight
@@ -70,3 +83,9 @@ class StewardKnobs:
                 f"groups admitted from now on have {counted(int(value), 'members')}, and a step up to {batch}; {kept}"
             )
         return f"{name} becomes {plain_value(value)} for what is admitted from now on; {kept}"
+
+
+def _refuse_with_a_critic(training: Training, name: str, value: int | float) -> None:
+    """Raises ConfigError for what is for advantages of groups, if a critic gives advantages to tokens."""
+    if name in type(training).model_fields:
+        policy_rules.critic(training.model_copy(update={name: value}))

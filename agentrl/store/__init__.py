@@ -6,6 +6,7 @@
     call_writer, calls   model calls with tool calls        chunks          values too large for a document
     groups               closing a Task                     steps           lease, commit, release, roll back
     lineages             lifetimes of the trainer's weights checkpoints, publications, evaluations
+    evaluated_attempts   attempts of evaluations of the run
     history              which steps and checkpoints count  rollbacks       an operator's choice for the next lineage
     admission_counts     what admission counts              attempt_statistics  outcomes of attempts for the metrics
     owners               leases of incarnations             service_registry    engines and toolboxes that answer

@@ -21,7 +21,8 @@ from agentrl.policies.status_tables import (
 )
 from agentrl.store.call_writer import CALLS, now
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import DispatchedSamplingTask, call_id, load, storable, to_bson, within
+from agentrl.store.document_ids import call_id, within
+from agentrl.store.documents import DispatchedSamplingTask, load, storable, to_bson
 from agentrl.tokens.binary_format import unpack_ids
 from agentrl.tokens.spans import StoredCall
 

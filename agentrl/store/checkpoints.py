@@ -14,10 +14,13 @@ from agentrl.errors import UnknownNameError
 from agentrl.files.pieces import Content
 from agentrl.policies import learning_collapse
 from agentrl.policies.status_tables import CHECKPOINT, Actor, CheckpointStatus, check
+from agentrl.protocol.knob import KnobValue
 from agentrl.store import evaluations, history, publications
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import OPENED, Checkpoint, CheckpointFile, Lineage, checkpoint_id, load, load_if, to_bson
+from agentrl.store.document_ids import checkpoint_id
+from agentrl.store.documents import load, load_if, to_bson
 from agentrl.store.update_expressions import NOW, setting
+from agentrl.store.weight_documents import OPENED, Checkpoint, CheckpointFile, Lineage
 
 S = CheckpointStatus
 BEST_EVALUATION = "best evaluation"
@@ -33,7 +36,7 @@ async def begin(
     lineage: str,
     version: int,
     path: str,
-    settings: Mapping[str, float | str] | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
 ) -> Checkpoint:
     """Before its files are written."""
     check(CHECKPOINT, "", S.WRITING, Actor.TRAINER)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agentrl.store.database import Database
-from agentrl.store.documents import Chunk, to_bson, within
+from agentrl.store.document_ids import within
+from agentrl.store.documents import Chunk, to_bson
 
 INLINE_BYTES = 256 << 10
 END_BYTES = 32 << 10

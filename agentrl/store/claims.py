@@ -90,6 +90,7 @@ class Ending(Reached, frozen=True, kw_only=True):
     outcome: Outcome
     malformed: bool = False
     error: str = ""
+    context: dict[str, int] = {}
 
 
 async def claim_several(

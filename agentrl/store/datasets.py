@@ -1,4 +1,4 @@
-"""Files of tasks: JSONL, JSON, Parquet, and datasets of Hugging Face on disk.
+"""Files of tasks: JSONL, JSON, Parquet, datasets of Hugging Face on disk, and those of a hub by name.
 
 Invariants: a row is understood or refused with its file and number; the aliases of a field are one table; what is not
 a field of ours is kept as `extra`; a file is read in its own order, and an order of an epoch depends on its number and
@@ -20,13 +20,24 @@ from typing import Any
 import msgspec
 
 from agentrl.config.data_plane import problem_of_schema
+from agentrl.config.hub_words import is_hub_word
 from agentrl.errors import ConfigError
+from agentrl.images import sources
+from agentrl.images.processing import ImageError
 from agentrl.store.documents import ConversationMessage
+from agentrl.store.hub_datasets import local_copy
+from agentrl.tokens.image_marks import mark, names_in, plain, shown
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "id": ("id", "task_id", "uid", "uuid"),
-    "query": ("query", "question", "prompt", "instruction", "problem", "input", "messages"),
-    "answer": ("answer", "expected_answer", "ground_truth", "reference_answer", "target", "solution"),
+    "query": (
+        *("query", "question", "prompt", "instruction", "problem", "input", "messages"),
+        *("q", "Question", "content", "traj_question"),
+    ),
+    "answer": (
+        *("answer", "expected_answer", "ground_truth", "reference_answer", "target", "solution"),
+        *("a", "Final answer", "Final Answer", "Final sample answer"),
+    ),
     "scorer": ("scorer",),
     "answer_schema": ("answer_schema",),
     "agent_name": ("agent_name", "agent"),
@@ -34,6 +45,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """The first that is there counts; others stay in `extra`."""
 
+IMAGES = "images"
+PLACE = "<image>"
+"""Where an image of that column stands in the query."""
 LARGEST_ROW = 4 * 2**20
 """In bytes. A document of the database holds four times as much, and it is no row but a file."""
 
@@ -97,7 +111,7 @@ def read(path: str | Path) -> list[Row]:
 
 def look(path: str | Path) -> tuple[list[Row], bool]:
     """All rows of what is small, else the first ones; and whether these are all."""
-    place = Path(path)
+    place = local_copy(str(path), SPLITS) if is_hub_word(str(path)) else Path(path)
     whole = _bytes_of(place) <= LOOKED_AT_WHOLE_BYTES
     return _read(place, None if whole else LOOKED_AT_ROWS), whole
 
@@ -140,7 +154,8 @@ def digest(rows: Iterable[Row]) -> str:
 
 def _read(place: Path, most: int | None) -> list[Row]:
     with numbered_rows(place) as found:
-        rows = [_of_a_size(_row(plain, where, split)) for where, split, plain in itertools.islice(found, most)]
+        beside = place if place.is_dir() else place.parent
+        rows = [_of_a_size(_row(one, where, split, beside)) for where, split, one in itertools.islice(found, most)]
     if not rows:
         raise DatasetError(f"{place} has no rows.")
     _refuse_repeated_ids(rows)
@@ -160,6 +175,8 @@ _Numbered = Generator[tuple[str, str, Any]]
 def numbered_rows(path: str | Path) -> Iterator[_Numbered]:
     """The rows of a file or directory as they are there. Its files are closed at the end of the body."""
     place = Path(path)
+    if is_hub_word(str(path)):
+        place = local_copy(str(path), SPLITS)
     if not place.exists():
         raise DatasetError(f"There is no dataset {place}.")
     with contextlib.closing(_reader(place)(place)) as rows:
@@ -271,17 +288,20 @@ def _arrow(module: str) -> Any:
 # ---- understanding ----
 
 
-def _row(plain: Any, where: str, split: str) -> Row:
-    if not isinstance(plain, Mapping):
-        raise DatasetError(f"{where} is no object but {_kind(plain)}.")
-    fields = {str(name): value for name, value in plain.items() if value is not None}
+def _row(stored: Any, where: str, split: str, beside: Path) -> Row:
+    """`beside`: where relative paths of images begin."""
+    if not isinstance(stored, Mapping):
+        raise DatasetError(f"{where} is no object but {_kind(stored)}.")
+    fields = {str(name): value for name, value in stored.items() if value is not None}
     taken = {field: _first(fields, names) for field, names in ALIASES.items()}
-    query, earlier = _query(fields, taken["query"], where)
+    query, earlier = _query(fields, taken["query"], where, beside)
     said = str(fields.get(taken["split"] or "", "")).lower()
     if said and said not in SPLITS:
         raise DatasetError(f"{where} is in the split {said!r}; known are: {', '.join(SPLITS)}.")
-    # Messages may say more than texts, so they stay whole beside them.
-    used = {name for name in taken.values() if name is not None and name != "messages"}
+    # Messages may say more than texts, so they stay whole beside them; images are stored apart.
+    images = bool(names_in(query, *(one.content for one in earlier)))
+    used = {name for name in taken.values() if name is not None and (images or name != "messages")}
+    used |= {IMAGES} if images else set()
     return Row(
         query=query,
         earlier=earlier,
@@ -297,10 +317,15 @@ def _row(plain: Any, where: str, split: str) -> Row:
 
 
 def _of_a_size(row: Row) -> Row:
-    parts = [row.query, row.answer, row.earlier, row.extra]
-    # Half a character (a lone surrogate) is no reason to refuse a row: it is replaced where it is stored.
+    # What images have is stored apart, and has a limit of its own.
+    texts = [shown(row.query), *(shown(one.content) for one in row.earlier)]
+    parts = [texts, row.answer, row.extra]
     text = json.dumps(parts, ensure_ascii=False, default=str, skipkeys=True)
-    size = len(text.encode(errors="replace"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        # Half a character (a lone surrogate) is no reason to refuse a row; nothing could store it or make tokens of it.
+        return _of_a_size(_of_whole_characters(row))
     if size > LARGEST_ROW:
         raise DatasetError(
             f"{row.where} is too large: {size} bytes, and a row may have {LARGEST_ROW}.",
@@ -309,24 +334,58 @@ def _of_a_size(row: Row) -> Row:
     return row
 
 
+def _of_whole_characters(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case msgspec.Struct():
+            fields = msgspec.structs.asdict(value)
+            return msgspec.structs.replace(value, **_of_whole_characters(fields))
+        case Mapping():
+            return {_of_whole_characters(key): _of_whole_characters(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(map(_of_whole_characters, value))
+    return value
+
+
 def _first(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((name for name in names if name in fields), None)
 
 
-def _query(fields: Mapping[str, Any], name: str | None, where: str) -> tuple[str, tuple[ConversationMessage, ...]]:
+def _query(
+    fields: Mapping[str, Any], name: str | None, where: str, beside: Path
+) -> tuple[str, tuple[ConversationMessage, ...]]:
     if name is None:
         raise DatasetError(f"{where} has no query: one of {', '.join(ALIASES['query'])} is needed.")
     value = fields[name]
     earlier: tuple[ConversationMessage, ...] = ()
     if isinstance(value, list):
-        said = _conversation(value, name, where)
+        said = _conversation(value, name, where, beside)
         value, earlier = said[-1].content, said[:-1]
+    elif isinstance(value, str):
+        value = _with_images(plain(value), fields.get(IMAGES), where, beside)
     if not isinstance(value, str) or not value.strip():
         raise DatasetError(f"{where}: {name} must be a text that is not empty, and is {_kind(value)}.")
     return value, earlier
 
 
-def _conversation(messages: list[Any], name: str, where: str) -> tuple[ConversationMessage, ...]:
+def _with_images(query: str, images: Any, where: str, beside: Path) -> str:
+    """The column `images` in place of every `<image>` of the query, or before it if there is none."""
+    if not isinstance(images, list) or not images:
+        return query
+    try:
+        marks = [mark(sources.source_of(image, beside=beside)) for image in images]
+    except ImageError as wrong:
+        raise DatasetError(f"{where}: {IMAGES} {wrong.message}.") from None
+    first, *others = query.split(PLACE)
+    if not others:
+        return "".join(marks) + query
+    if len(others) != len(marks):
+        raise DatasetError(f"{where}: {IMAGES} has {len(marks)} images, and the query {len(others)} times {PLACE}.")
+    return first + "".join(found + text for found, text in zip(marks, others, strict=True))
+
+
+def _conversation(messages: list[Any], name: str, where: str, beside: Path) -> tuple[ConversationMessage, ...]:
     """Up to what the user said last; an answer that follows is not the model's to read."""
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
@@ -340,20 +399,24 @@ def _conversation(messages: list[Any], name: str, where: str) -> tuple[Conversat
                 f"{where}: {name} may have one message of the system, the first; others are of the user or of the "
                 f"assistant, and number {place + 1} is of {message['role']!r}."
             )
-        if images := sorted(_other_than_text(message.get("content"))):
-            raise DatasetError(
-                f"{where}: {name} must be of texts, and number {place + 1} has a part of the type {images[0]!r}: "
-                "images and other media are not supported."
-            )
-        if not isinstance(message.get("content"), str) or message.get("tool_calls"):
-            raise DatasetError(f"{where}: {name} must be of texts, and number {place + 1} is not.")
-    return tuple(ConversationMessage(message["role"], message["content"]) for message in messages[: last + 1])
+        if message.get("tool_calls"):
+            raise DatasetError(f"{where}: {name} must be of texts and images, and number {place + 1} calls tools.")
+    return tuple(
+        ConversationMessage(message["role"], _content(message, f"{where}: number {place + 1} of {name}", beside))
+        for place, message in enumerate(messages[: last + 1])
+    )
 
 
-def _other_than_text(content: Any) -> set[str]:
-    """The types of the parts of a message that are no text."""
-    parts = content if isinstance(content, list) else []
-    return {str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"}
+def _content(message: Mapping[str, Any], at: str, beside: Path) -> str:
+    """The text of a message, with a mark for every image."""
+    content = message.get("content")
+    try:
+        found = sources.text_of(content, beside=beside)
+    except ImageError as wrong:
+        raise DatasetError(f"{at} {wrong.message}.") from None
+    if message["role"] != "user" and names_in(found):
+        raise DatasetError(f"{at} shows an image and is of {message['role']!r}; only messages of the user may.")
+    return found
 
 
 def _name(fields: Mapping[str, Any], name: str | None, where: str) -> str:

@@ -1,8 +1,7 @@
 """What the collections hold. A collection has the name of its struct, and a struct's `id` is the document's `_id`.
 
 Invariants: every field has a default, so documents of older versions load, and fields of newer ones are ignored;
-nothing is ever saved as a whole: these are for inserting and reading, changes are conditional updates; the ids of a
-Task's Records begin with its id and `#`, the ids of a Record's model calls with its id and `/`.
+nothing is ever saved as a whole: these are for inserting and reading, changes are conditional updates.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import msgspec
 
 from agentrl.policies.status_tables import (
     CallStatus,
-    CheckpointStatus,
-    PublicationStatus,
     RecordStatus,
     StepStatus,
     TaskStatus,
@@ -60,17 +57,23 @@ class Task(Named):
     n: int = 0
     sampling: dict[str, Any] = {}
     """Frozen at admission."""
+    closing: dict[str, Any] = {}
+    """Settings of its group that were frozen at admission; those of the run file hold for the others."""
     query: str = ""
     earlier: list[ConversationMessage] = []
     """Of a conversation: its instructions, instead of those of the environment, and the messages before the
     query."""
     answer: str = ""
     scorer: str = ""
+    scorer_of_row: bool = False
+    """Its row names the scorer, so no stage of a curriculum brings another one."""
     answer_schema: str = ""
     agent_name: str = ""
     servers: list[str] = []
     extra: dict[str, Any] = {}
     admitted_at: datetime | None = None
+    first_admitted_at: datetime | None = None
+    """Of its first round. Nothing of its records is older."""
     admitted_order: int = 0
     deadline_at: datetime | None = None
     seating: bool = False
@@ -228,6 +231,8 @@ class Record(Named):
     error: str = ""
     malformed: bool = False
     """It made malformed calls and went on."""
+    context: dict[str, int] = {}
+    """What was left out of its conversation because it was too long: `edits`, `tokens`, `turns`, `results`."""
     score: float | None = None
     turn_rewards: list[float] = []
     """What the scorer gave to each turn, besides the score."""
@@ -285,6 +290,8 @@ class DispatchedSamplingTask(Named):
     record: str = ""
     task: str = ""
     turn: int = 0
+    branch: str = ""
+    """The name that the agent loop gave to a conversation beside its own; empty for its own."""
     index: int = 0
     """Of the model call in its Record; the last part of the id."""
     owner: str = ""
@@ -367,90 +374,6 @@ class Step(Named):
     """It counts again after a rollback to a later checkpoint, and its Tasks do not know yet."""
 
 
-class Lineage(Named):
-    owner: str = ""
-    parent_checkpoint: str = ""
-    first_version: int | None = None
-    first_step: int = 0
-    opened_at: datetime | None = None
-    closed: bool = False
-    plan: dict[str, Any] = {}
-    """What admission must know of the trainer: bound, groups, publish_every, hold (a reason not to admit), trial (but
-    for a few)."""
-    roll_back_to: str = ""
-    """The checkpoint that an operator chose for the next lineage."""
-    roll_back_why: str = ""
-    roll_back_by: str = ""
-    """The operation that chose it."""
-    rolled_back_to: str = ""
-    """The checkpoint that was chosen for this lineage, or for one before it of which no version was evaluated."""
-
-
-OPENED = {"opened_at": {"$type": "date"}}
-"""All lineages, by an index."""
-
-
-class CheckpointFile(msgspec.Struct):
-    bytes: int = 0
-    hash: str = ""
-    pieces: list[str] = []
-
-
-class Checkpoint(Named):
-    step: int = 0
-    lineage: str = ""
-    version: int = 0
-    path: str = ""
-    files: dict[str, CheckpointFile] = {}
-    reference: dict[str, CheckpointFile] = {}
-    """The model that losses compare with, in a directory of its own; a trainer on another host gets it from there."""
-    status: str = CheckpointStatus.WRITING
-    pinned: bool = False
-    kept_for: str = ""
-    """Why retention keeps it: `best evaluation`, or what was changed or undone after it."""
-    settings: dict[str, float | str] = {}
-    """The scientific settings of the last step before it."""
-    damage: str = ""
-    """Why a trainer could not start from it."""
-    at: datetime | None = None
-
-
-class CanaryReading(msgspec.Struct, frozen=True):
-    """How an engine's log-probs of the canary compared with the trainer's: |difference|."""
-
-    engine: str
-    largest: float
-    mean: float
-    limit: float
-    """Beyond which mean it would have refused."""
-    at: datetime | None = None
-    """When it passed."""
-
-
-class Publication(Document):
-    id: int = msgspec.field(name="_id", default=0)
-    """The version."""
-    parent: int | None = None
-    lineage: str = ""
-    step: int = 0
-    status: str = PublicationStatus.WRITING
-    path: str = ""
-    manifest: dict[str, Any] = {}
-    announced_at: datetime | None = None
-    reasons: list[str] = []
-    served_by: list[str] = []
-    canary: list[CanaryReading] = []
-    """Of every engine that served it."""
-    canary_largest: float | None = None
-    """Of them all."""
-    evaluation: str = ""
-    """`wanted`, `queued` or `done`; empty without an evaluation."""
-    evaluated: dict[str, float] = {}
-    """What its evaluation came to, by the names of metrics."""
-    evaluated_tasks: str = ""
-    """A digest of the held-out tasks of its evaluation. Only results on the same tasks are compared."""
-
-
 class Owner(Named):
     unit: str = ""
     role: str = ""
@@ -488,7 +411,9 @@ class Epoch(Named):
     epoch: int = 0
     rows: int = 0
     inserted: int = 0
-    """How many of its rows, in its order, are Tasks."""
+    """How many of its rows, in its order, are Tasks or left out."""
+    left_out: dict[str, int] = {}
+    """How many of them are no Tasks because they were `hard` or `easy` in the epoch before."""
     done: bool = False
     seed: int = 0
     digest: str = ""
@@ -502,6 +427,26 @@ class Chunk(Named):
     field: str = ""
     index: int = 0
     data: bytes = b""
+
+
+class Image(Named):
+    """An image that texts and tokens name. Its id is the SHA-256 of its bytes."""
+
+    number: int = 0
+    """By which its tokens name it."""
+    data: bytes = b""
+    length: int = 0
+    """Bytes."""
+    format: str = ""
+    """Known, like its size in pixels, once it was decoded."""
+    width: int = 0
+    height: int = 0
+    used_at: datetime | None = None
+    """When a record or a task last used it, to ten minutes; nothing if an earlier release stored it."""
+    of_task: bool = False
+    """A task names it, so it stays."""
+    removed: bool = False
+    """Retention removed its bytes. The rest stays, because its number may never name another image."""
 
 
 def to_bson(value: Any) -> Any:
@@ -530,39 +475,3 @@ def load(kind: type[D], document: Mapping[str, Any]) -> D:
 
 def load_if(kind: type[D], document: Mapping[str, Any] | None) -> D | None:
     return None if document is None else load(kind, document)
-
-
-# ---- ids ----
-
-
-def task_id(environment: str, split: str, epoch: int, row: int) -> str:
-    return f"{environment}/{split}/{epoch}/{row:06d}"
-
-
-def record_id(task: str, round: int, seat: int, attempt: int) -> str:
-    return f"{task}#r{round}.s{seat}.a{attempt}"
-
-
-def call_id(record: str, index: int) -> str:
-    return f"{record}/{index:03d}"
-
-
-def tool_call_id(call: str, number: int) -> str:
-    return f"{call}.{number}"
-
-
-def within(name: str, separator: str = "/") -> dict[str, str]:
-    """The range of the ids of everything inside of this, for a filter of `_id`."""
-    return {"$gte": f"{name}{separator}", "$lt": f"{name}{chr(ord(separator) + 1)}"}
-
-
-def step_id(lineage: str, step: int) -> str:
-    return f"{lineage}/{step:06d}"
-
-
-def checkpoint_id(step: int, lineage: str) -> str:
-    return f"step-{step:06d}.{lineage}"
-
-
-def epoch_id(environment: str, split: str, epoch: int) -> str:
-    return f"{environment}/{split}/{epoch}"

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentrl.policies import result_statistics as statistics
 from agentrl.policies.learning_collapse import Measurement
 from agentrl.policies.status_tables import TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store.database import Database
@@ -43,26 +44,17 @@ class Result:
     @property
     def mean(self) -> float | None:
         """mean@k"""
-        means = [math.fsum(scores) / len(scores) for scores in self.scores]
-        return math.fsum(means) / len(means) if means else None
+        return statistics.mean(map(statistics.mean, self.scores)) if self.scores else None
 
     @property
     def passed(self) -> float | None:
         """pass@k: the share of tasks with a right answer among their samples."""
-        return sum(max(scores) > 0.5 for scores in self.scores) / len(self.scores) if self.scores else None
+        return statistics.mean(max(scores) > statistics.RIGHT for scores in self.scores) if self.scores else None
 
     @property
     def margin(self) -> float | None:
-        """Half of the 95 % interval of the mean. Scores from 0 to 1 get two tasks with 0 and two with 1 more, because
-        the interval of 64 right answers out of 64 is not empty."""
-        if len(self.scores) < 2:
-            return None
-        means = [math.fsum(scores) / len(scores) for scores in self.scores]
-        if all(0 <= mean <= 1 for mean in means):
-            means += [0.0, 0.0, 1.0, 1.0]
-        middle = math.fsum(means) / len(means)
-        variance = math.fsum((mean - middle) ** 2 for mean in means) / (len(means) - 1)
-        return 1.96 * math.sqrt(variance / len(means))
+        """Half of the 95 % interval of the mean."""
+        return statistics.margin(self.scores)
 
 
 async def want(database: Database, version: int) -> bool:
@@ -117,19 +109,21 @@ async def complete(database: Database, version: int) -> bool:
     return await database.find_one("Task", under_way, projection=["_id"]) is None
 
 
-async def measured(database: Database) -> list[Measurement]:
+async def measured(database: Database, *, note: bool = True) -> list[Measurement]:
     """The results on the same held-out tasks as the newest one, oldest version first."""
-    return (await measured_by_tasks(database) or [[]])[0]
+    return (await measured_by_tasks(database, note=note) or [[]])[0]
 
 
-async def measured_by_tasks(database: Database) -> list[list[Measurement]]:
-    """The results of the whole run, for each set of held-out tasks; the set of the newest result is the first."""
+async def measured_by_tasks(database: Database, *, note: bool = True) -> list[list[Measurement]]:
+    """The results of the whole run, for each set of held-out tasks; the set of the newest result is the first. `note`:
+    a digest of tasks that an earlier release did not store is stored now."""
+    digest = _note_tasks if note else _digest_of_tasks
     done = {"evaluation": "done", f"evaluated.{EVALUATION.name}": {"$type": "number"}}
     fields = ["evaluated", "evaluated_tasks"]
     found: dict[str, list[Measurement]] = {}
     for one in await database.find("Publication", done, sort=[("_id", -1)], projection=fields):
         version, numbers = int(one["_id"]), one["evaluated"]
-        tasks = one.get("evaluated_tasks") or await _note_tasks(database, version)
+        tasks = one.get("evaluated_tasks") or await digest(database, version)
         # Without a margin nothing is known of its errors: it is never the best, and never a fall.
         measurement = Measurement(version, numbers[EVALUATION.name], numbers.get(_MARGIN, math.inf))
         found.setdefault(tasks, []).append(measurement)

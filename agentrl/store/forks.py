@@ -32,7 +32,8 @@ from agentrl.store import tasks
 from agentrl.store.call_writer import CALLS
 from agentrl.store.calls import WITH_TOKENS
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import Fork, Record, Task, load, storable, to_bson, within
+from agentrl.store.document_ids import within
+from agentrl.store.documents import Fork, Record, Task, load, storable, to_bson
 from agentrl.store.update_expressions import literally
 
 _ENDED = (ToolCallStatus.OK, ToolCallStatus.TOOL_ERROR, ToolCallStatus.TIMEOUT, ToolCallStatus.CANCELLED)

@@ -92,6 +92,7 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
     task = group.task
     scored = [record for record in group.latest if record.status == RecordStatus.SCORED]
     members = [record for record in scored if record.id not in task.excluded]
+    rule = rule.of_group(task.closing)
     closed = closing_of(task, members, rule)
     if not closed.enough:
         if actor is not Actor.STEWARD:
@@ -113,7 +114,7 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
 
 def closing_of(task: Task, members: Sequence[Record], rule: GroupRule) -> Closed:
     """What follows from the scores of these records."""
-    return group_closing.close(list(map(_member, members)), task.n, rule, trains=task.purpose in TRAINS)
+    return group_closing.close(list(map(member_of, members)), task.n, rule, trains=task.purpose in TRAINS)
 
 
 async def closed_again(
@@ -125,6 +126,7 @@ async def closed_again(
     scores: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """The fields of a closed Task without some of its records, or with other scores, and whether enough are left."""
+    rule = rule.of_group(task.closing)
     known = {share.record: share.score for share in task.shares if share.score is not None} | dict(scores or {})
     members = sorted({share.record for share in task.shares} - set(without))
     found = await database.find("Record", {"_id": {"$in": members}}, projection=READ)
@@ -242,7 +244,7 @@ def _settled(attempts: Sequence[Record]) -> bool:
     return group_closing.seat_settled(RecordStatus(attempts[-1].status), may_redraw=redraws_left(attempts))
 
 
-def _member(record: Record) -> Member:
+def member_of(record: Record) -> Member:
     return Member(
         record.id,
         OutcomeClass(record.outcome_class),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agentrl.store.documents import Checkpoint, Lineage
+from agentrl.store.weight_documents import Checkpoint, Lineage
 
 
 def last_steps(lineages: Sequence[Lineage]) -> dict[str, float]:

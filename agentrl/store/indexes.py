@@ -20,7 +20,7 @@ from agentrl.policies.status_tables import (
     TaskStatus,
     ToolCallStatus,
 )
-from agentrl.store import schema
+from agentrl.store import other_model_calls, schema
 from agentrl.store.call_writer import CALLS
 from agentrl.store.calls import FAILED_TOOLS, WITH_TOOLS
 from agentrl.store.database import AlreadyThereError, Database, Plain
@@ -89,6 +89,10 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("malformed", "done_at", partialFilterExpression={"parsed.error": {"$gt": ""}}),
     ],
     "DBRecordData": [_index("task", "task")],
+    "Image": [
+        _index("number", "number", unique=True),
+        _index("unused", "used_at", partialFilterExpression={"removed": False, "of_task": False}),
+    ],
     "Replay": [
         _index("queue", "created_at place", partialFilterExpression={"status": ReplayStatus.QUEUED.value}),
         _index("in_hand", "owner", partialFilterExpression={"status": {"$in": REPLAYS_IN_HAND}}),
@@ -109,6 +113,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Owner": [_index("expired", "expired expires_at"), _index("role", "role expires_at"), _index("unit", "unit")],
     "Service": [_index("alive", "state kind seen_at")],
     "Epoch": [_index("done", "done"), _index("split", "environment split epoch")],
+    **other_model_calls.INDEXES,
 }
 
 RETIRED: dict[str, list[IndexModel]] = {

@@ -13,7 +13,8 @@ from typing import Any
 
 from agentrl.store import checkpoints, history, pruning, publications, steps
 from agentrl.store.database import Database
-from agentrl.store.documents import OPENED, Lineage, load, load_if, to_bson
+from agentrl.store.documents import load, load_if, to_bson
+from agentrl.store.weight_documents import OPENED, Lineage
 
 
 async def begin(

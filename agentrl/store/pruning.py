@@ -13,7 +13,8 @@ from typing import Any
 from agentrl.policies.status_tables import Actor, CheckpointStatus, TaskStatus
 from agentrl.store import tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import TRAINS, Task, load, within
+from agentrl.store.document_ids import within
+from agentrl.store.documents import TRAINS, Task, load
 from agentrl.store.update_expressions import is_older
 
 S = TaskStatus

@@ -15,9 +15,10 @@ import msgspec
 from agentrl.files.pieces import Content
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store.database import AlreadyThereError, Database
-from agentrl.store.documents import CanaryReading, Publication, load, load_if, to_bson
+from agentrl.store.documents import load, load_if, to_bson
 from agentrl.store.service_registry import PRESENT
 from agentrl.store.update_expressions import NOW, is_older, setting
+from agentrl.store.weight_documents import CanaryReading, Publication
 
 S = PublicationStatus
 

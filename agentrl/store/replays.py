@@ -20,7 +20,8 @@ from agentrl.policies.status_tables import REPLAY, Actor, ReplayStatus, check
 from agentrl.store import chunks, owners
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import ToolCall, load, load_if, storable, to_bson, within
+from agentrl.store.document_ids import within
+from agentrl.store.documents import ToolCall, load, load_if, storable, to_bson
 from agentrl.store.replay_documents import Replay
 from agentrl.store.update_expressions import NOW, setting
 

@@ -3,14 +3,15 @@
 Invariants:
 - An operator marks records; a sampler takes one at a time, scores what is stored of it, and writes the score. Samplers
   that die give back what they took.
-- The former score is kept. A group that is open waits for the new score; a closed one gets another baseline, by one
-  conditional update from which the scores of its records follow.
+- The former score is kept; the parts are those of the new one. A group that is open waits for the new score; a closed
+  one gets another baseline, by one conditional update from which the scores of its records follow.
 - A record that a step leased meanwhile keeps its score, and says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, TaskStatus, check
@@ -18,7 +19,7 @@ from agentrl.store import groups, owners, tasks
 from agentrl.store.chosen_records import Chosen, Refused
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import TRAINS, Record, Rescore, Task, load, to_bson
+from agentrl.store.documents import TRAINS, Record, Rescore, Task, load, storable, to_bson
 from agentrl.store.exclusions import CHANGEABLE
 from agentrl.store.update_expressions import literally, setting
 
@@ -77,9 +78,18 @@ async def claim(database: Database, owner: str) -> Claim | None:
     return Claim(record, await tasks.get(database, record.task))
 
 
-async def finish(database: Database, claimed: Record, owner: str, score: float, rule: GroupRule) -> str:
-    """Write a new score and what follows from it. Returns why it does not count; empty if it does."""
+async def finish(
+    database: Database,
+    claimed: Record,
+    owner: str,
+    score: float,
+    rule: GroupRule,
+    *,
+    parts: Mapping[str, float] = MappingProxyType({}),
+) -> str:
+    """Write a new score, its parts and what follows from it. Returns why it does not count; empty if it does."""
     noted = False
+    said: Plain = {"score_parts": storable(dict(parts))}
     for _ in range(TRIES):
         task = await tasks.get(database, claimed.task)
         # Its share may have the new score already, by an attempt that ended before it noted that.
@@ -90,13 +100,13 @@ async def finish(database: Database, claimed: Record, owner: str, score: float, 
         if share is None:
             if noted:
                 return ""
-            if not await _note(database, claimed, owner, {"score": score}):
+            if not await _note(database, claimed, owner, said | {"score": score}):
                 return "it is not scored any more"
             # Once more: a process that had read the record before it was marked may have closed its group.
             noted = True
         elif done or task.status != TaskStatus.READY or await _close_again(database, task, claimed.id, score, rule):
             await groups.settle(database, [await tasks.get(database, task.id)])
-            await _note(database, claimed, owner, {})
+            await _note(database, claimed, owner, said)
             return ""
     return await give_up(database, claimed, owner, "its group changed too often meanwhile")
 
@@ -126,5 +136,4 @@ async def _note(database: Database, claimed: Record, owner: str, fields: Plain) 
     before: Plain = {}
     if "score" in fields and fields["score"] != claimed.score:
         before = {"scores_before": {"$concatArrays": [{"$ifNull": ["$scores_before", []]}, ["$score"]]}}
-        fields = {**fields, "score_parts": {}}  # those of the former score
     return await database.update_one("Record", mine, setting({**fields, "rescore.wanted": False}, **before))

@@ -16,7 +16,8 @@ from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.policies.status_tables import StepStatus
 from agentrl.store import checkpoints, history
 from agentrl.store.database import Database
-from agentrl.store.documents import Checkpoint, Lineage, Step, load, load_if
+from agentrl.store.documents import Step, load, load_if
+from agentrl.store.weight_documents import Checkpoint, Lineage
 
 BEST = "best"
 CHOSEN = "chosen for a rollback"

@@ -33,8 +33,7 @@ async def report(database: Database, service: Service) -> None:
 
 async def alive(database: Database, kind: str, *, state: str = "serving") -> list[Service]:
     """Those that may be called now."""
-    fresh = {"kind": kind, "state": state, "$expr": {"$gt": ["$seen_at", from_now(-SILENT_S)]}}
-    return [load(Service, document) for document in await database.find("Service", fresh, sort=[("_id", 1)])]
+    return await _reported(database, kind, [state], within_s=SILENT_S)
 
 
 async def take_turn(database: Database, turn: Service) -> None:
@@ -53,12 +52,17 @@ async def turn_is_taken(database: Database) -> bool:
 
 async def on_the_device(database: Database) -> bool:
     """Whether any engine has not left for the turn of the trainer."""
-    return any([await alive(database, "engine", state=state) for state in ON_THE_DEVICE])
+    # One query: between two of them an engine can change from a state of the second to one of the first.
+    return bool(await _reported(database, "engine", ON_THE_DEVICE, within_s=SILENT_S))
 
 
 async def seen(database: Database, kind: str, states: Sequence[str]) -> list[Service]:
     """Those in one of these states that reported within FORGOTTEN_S."""
-    there = {"kind": kind, "state": {"$in": list(states)}, "$expr": {"$gt": ["$seen_at", from_now(-FORGOTTEN_S)]}}
+    return await _reported(database, kind, states, within_s=FORGOTTEN_S)
+
+
+async def _reported(database: Database, kind: str, states: Sequence[str], *, within_s: float) -> list[Service]:
+    there = {"kind": kind, "state": {"$in": list(states)}, "$expr": {"$gt": ["$seen_at", from_now(-within_s)]}}
     return [load(Service, document) for document in await database.find("Service", there, sort=[("_id", 1)])]
 
 

@@ -18,7 +18,8 @@ from agentrl.errors import ConflictError
 from agentrl.policies.status_tables import IN_FLIGHT, STEP, TASK, Actor, RecordStatus, StepStatus, TaskStatus, check
 from agentrl.store import groups
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import TRAINS, DBRecordData, Share, Step, Task, load, load_if, step_id, to_bson
+from agentrl.store.document_ids import step_id
+from agentrl.store.documents import TRAINS, DBRecordData, Share, Step, Task, load, load_if, to_bson
 from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 DEATHS_REMEMBERED = 100

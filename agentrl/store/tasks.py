@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.policies import group_closing
 from agentrl.policies.status_tables import HOLDS_SEAT, RECORD, TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store.database import AlreadyThereError, Database, Plain
-from agentrl.store.documents import TRAINS, Fork, Record, Task, load, load_if, record_id, to_bson
+from agentrl.store.document_ids import record_id
+from agentrl.store.documents import TRAINS, Fork, Record, Task, load, load_if, storable, to_bson
 from agentrl.store.update_expressions import NOW, from_now, setting
 
+NO_SCORERS: Mapping[str, str] = MappingProxyType({})
 STALE = "stale"
 """The reason of a round whose records were all too old to train once its group was closed."""
 _SEATS_FOLLOW_FROM = ["environment", "purpose", "status", "round", "n", "admitted_order", "admitted_at", "fork"]
@@ -28,7 +31,7 @@ _SWEPT = sorted(status.value for status in HOLDS_SEAT)
 
 async def insert(database: Database, tasks: Sequence[Task]) -> int:
     """Queue them; those that are there already stay as they are. Answers how many were new."""
-    return await database.insert_new("Task", to_bson(tasks))
+    return await database.insert_new("Task", storable(to_bson(tasks)))
 
 
 async def get(database: Database, task: str) -> Task:
@@ -51,11 +54,14 @@ async def admit(
     sampling: Mapping[str, Any],
     deadline_s: float,
     rounds_max: int,
+    scorers: Mapping[str, str] = NO_SCORERS,
     first_order: int | None = None,
+    closing: Mapping[str, Any] | None = None,
 ) -> int:
     """Admit queued Tasks one after the other, and open their seats. Answers how many: it ends at the first that
     somebody else had before, or that is another round by now, and where somebody else has taken the place in the order.
-    `first_order`: the place of the first one."""
+    `scorers`: by the id of a task, the one that it has from now on. `first_order`: the place of the first one.
+    `closing`: settings of the group, of `GroupRule.kept`."""
     order = first_order or await last_order(database) + 1
     admitted: list[Task] = []
     for task in tasks:
@@ -65,15 +71,22 @@ async def admit(
             "seating": True,
             "n": task.fork.times if task.fork else n,
             "sampling": dict(sampling),
+            "closing": dict(closing or {}),
             "rounds_max": task.rounds_max if task.fork else rounds_max,
             "admitted_order": order + len(admitted),
             "shares": [],
             "baseline": None,
             "signal": False,
             "members": 0,
-        }
+        } | ({"scorer": scorers[task.id]} if task.id in scorers else {})
         queued = {"_id": task.id, "status": TaskStatus.QUEUED, "round": task.round}
-        update = setting(frozen, admitted_at=NOW, deadline_at=from_now(deadline_s), closed_at=None)
+        update = setting(
+            frozen,
+            admitted_at=NOW,
+            first_admitted_at={"$ifNull": ["$first_admitted_at", NOW]},
+            deadline_at=from_now(deadline_s),
+            closed_at=None,
+        )
         try:
             won = await database.find_one_and_update("Task", queued, update, projection=_SEATS_FOLLOW_FROM)
         except AlreadyThereError:

@@ -23,7 +23,7 @@ from agentrl.policies.status_tables import StepStatus, ToolCallStatus
 from agentrl.store.call_writer import CALLS
 from agentrl.store.calls import FAILED_TOOL_ROW, FAILED_TOOLS, WITH_TOOLS, tool_row_stages
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import within
+from agentrl.store.document_ids import within
 
 RESULT_CHARS = 500
 _INSIDE = frozenset(

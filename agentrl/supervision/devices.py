@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -31,6 +31,8 @@ class Choices(msgspec.Struct):
     occupied: dict[str, str]
     by_need: dict[float, tuple[tuple[str, ...], int]] = {}
     """The devices, and the number of their islands."""
+    refusals: dict[float, str] = {}
+    """Why a unit cannot get what it needs."""
 
 
 class HeldDevices:
@@ -47,17 +49,18 @@ class HeldDevices:
                 name = incarnation_name(slot.unit, ghost.incarnation)
                 self.hold(ghost.host, name, ghost.devices, ghost.share)
 
-    def hold(self, host: str, holder: str, devices: Iterable[str], share: float) -> None:
-        self._choices.pop(host, None)
+    def hold(self, host: str, holder: str, devices: Collection[str], share: float) -> None:
+        if devices:
+            self._choices.pop(host, None)
         for device in devices:
             self._held.setdefault(host, {}).setdefault(device, {})[holder] = round(share * WHOLE)
 
     def release(self, host: str, holder: str) -> None:
         """No process of this incarnation is left on the host."""
-        self._choices.pop(host, None)
         devices = self._held.get(host, {})
         for device, holders in list(devices.items()):
-            holders.pop(holder, None)
+            if holders.pop(holder, None) is not None:
+                self._choices.pop(host, None)
             if not holders:
                 del devices[device]
 
@@ -81,11 +84,15 @@ class HeldDevices:
         """In how many islands the devices are that it would get."""
         return self._choose(need, host)[1] if need else 0
 
-    def _choose(self, need: float, host: HostState) -> tuple[tuple[str, ...], int]:
+    def _known(self, host: HostState) -> Choices:
         """Thousands of units may be placed in one go, and each asks all hosts, of which few have changed."""
         known = self._choices.get(host.host)
         if known is None or known.facts is not host.facts or known.occupied != host.occupied:
             known = self._choices[host.host] = Choices(host.facts, host.occupied)
+        return known
+
+    def _choose(self, need: float, host: HostState) -> tuple[tuple[str, ...], int]:
+        known = self._known(host)
         choice = known.by_need.get(need)
         if choice is None:
             devices = devices_of(host.facts)
@@ -106,8 +113,14 @@ class HeldDevices:
 
     def refusal(self, need: float, host: HostState) -> str:
         """Why a unit that needs so many cannot get them here; empty if it can."""
-        if not need or self.choose(need, host):
+        if not need:
             return ""
+        known = self._known(host)
+        if need not in known.refusals:
+            known.refusals[need] = "" if self.choose(need, host) else self._why_not(need, host)
+        return known.refusals[need]
+
+    def _why_not(self, need: float, host: HostState) -> str:
         devices, free = devices_of(host.facts), self.free(host)
         fit = sum(1 for device in devices if free[device.id] >= min(WHOLE, round(need * WHOLE)))
         return f"needs {need:g} GPU, {fit} of {len(devices)} free{self._in_the_way(devices, free, host)}"

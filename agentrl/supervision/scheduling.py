@@ -86,13 +86,14 @@ def place(
     then the first name. `awaited` has the reasons why hosts are not there.
     """
     allowed = allowed_hosts(spec, data_host)
+    among = frozenset(allowed)
     if not hosts:
         return "", NO_HOST
     refusals: dict[str, list[str]] = {}
     fits: list[tuple[int, int, int, int, str]] = []
     for name, host in hosts.items():
         use = used.get(name, NOTHING)
-        if allowed and name not in allowed:
+        if among and name not in among:
             refusals.setdefault(why_not_allowed(spec), []).append(name)
         elif refusal := refusal_of(spec, host, name in draining, use, held):
             refusals.setdefault(refusal, []).append(name)

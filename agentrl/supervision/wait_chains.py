@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from agentrl.protocol.commands import WaitChain, WaitLink
+from agentrl.protocol.control_commands import WaitChain, WaitLink
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision.wait_graph import Edge, Graph, UnitFacts, broken, build
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from agentrl.protocol.commands import WaitLink
+from agentrl.protocol.control_commands import WaitLink
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import UnitState
 

@@ -91,6 +91,10 @@ TOOL_FAILURES_RISE = Metric(
 LENGTH = Metric("tokens_per_record", "", "Trained tokens of a record.")
 LENGTH_JUMP = Metric("length_jump", "", "Length of the last three steps against the twenty before.", (0.5, 2.0))
 EVALUATION_FALL = Metric("evaluation_fall", "", "How far the evaluation is below its best.", (0.0, 0.15))
+LOSS_SCALE = Metric("loss_scale", "", "What float16 multiplies the loss by, so that small gradients are not lost.")
+SCALE_OVERFLOWS = Metric(
+    "loss_scale_overflows", "", "Gradients that overflowed float16 since the trainer started, and were computed again."
+)
 NOT_FINITE = Metric("not_finite_in_a_row", "", "Batches in a row with a loss that is not finite.", (0, 0))
 NOTHING_TRAINED = Metric(
     "steps_without_training", "", "Steps of the run, as long as none of them trained anything; 0 once one did.", (0, 2)
@@ -117,6 +121,7 @@ OF_STEPS = (
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE, CUT_OFF),
     *(REWARD_LATELY, REWARD_LATELY_MARGIN),
     *(EXPLAINED_VARIANCE, VALUE_LOSS, CRITIC_GRADIENT),
+    *(LOSS_SCALE, SCALE_OVERFLOWS),
     *TERMS,
 )
 """Metrics of Step documents. The trainer also reports the newest ones in its row, so that recordings contain them."""

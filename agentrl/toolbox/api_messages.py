@@ -27,6 +27,10 @@ class ToolInfo(msgspec.Struct, frozen=True, kw_only=True):
     """JSON schema of its arguments."""
     effect: ToolEffect | Literal[""] = ""
     """What a call changes, as the server declares it; empty if it declares nothing. The run file overrides it."""
+    reads_only: bool = False
+    """The hints of the server say that a call changes nothing of value."""
+    example: dict[str, Any] | None = None
+    """Arguments with which the server says that it can be tried."""
 
     @property
     def id(self) -> str:
@@ -140,6 +144,8 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error_class: Fault = ""
     content: str = ""
     """The result as text, or a sentence about what went wrong."""
+    images: dict[str, bytes] = {}
+    """Those that the text names, by the hash of their bytes."""
     latency_s: float = 0.0
     """Of the server, without the wait in the queue."""
     reason: str = ""
@@ -153,6 +159,11 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tried_again: AnswerStatus | NotAgain | Literal[""] = ""
     """The status of the same call in a fresh session, or why a failed call was not repeated. Empty if nothing
     failed, and without `try_again`."""
+
+    @property
+    def size(self) -> int:
+        """Characters and bytes."""
+        return len(self.content) + sum(map(len, self.images.values()))
 
 
 class ToolboxError(AgentrlError):

@@ -28,7 +28,7 @@ from agentrl.toolbox.mcp_connection import (
     ServerFaultError,
     SessionForgottenError,
 )
-from agentrl.toolbox.result_text import cut, declared_fault, text_of
+from agentrl.toolbox.result_text import cut, declared_fault, images_of, text_of
 from agentrl.tracing import spans, trace_context
 
 METHOD = "tools/call"
@@ -91,9 +91,10 @@ async def _called(
 
 
 def _of_result(result: types.CallToolResult, most_chars: int) -> CallAnswer:
-    content, left_out = cut(text_of(result), most_chars)
+    images = images_of(result)
+    content, left_out = cut(text_of(result, images), most_chars)
     if not result.is_error:
-        return CallAnswer(status="ok", content=content, left_out=left_out)
+        return CallAnswer(status="ok", content=content, images=images, left_out=left_out)
     fault = "infrastructure" if declared_fault(result) == "infrastructure" else tool_fault("tool_error")
     return CallAnswer(status="tool_error", error_class=fault, content=content, left_out=left_out)
 

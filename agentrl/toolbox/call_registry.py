@@ -80,11 +80,11 @@ class CallRegistry:
     def answered(self, call: Call, answer: CallAnswer) -> None:
         call.answer, call.task = answer, None
         self._kept.append(call)
-        self._chars += len(answer.content)
+        self._chars += answer.size
         while self._chars > self._most_chars:
             oldest = self._kept.popleft()
             if oldest.answer is not None:
-                self._chars -= len(oldest.answer.content)
+                self._chars -= oldest.answer.size
                 oldest.answer = None
 
     def close(self, session: str, why: str) -> None:
@@ -122,5 +122,5 @@ class CallRegistry:
 
     def _forget_content(self, call: Call) -> None:
         if call.answer is not None:
-            self._chars -= len(call.answer.content)
+            self._chars -= call.answer.size
             call.answer = None

@@ -23,7 +23,7 @@ from agentrl.policies.outcomes import fault_on_fresh_session
 from agentrl.toolbox.api_messages import CallAnswer, NotAgain, ToolInfo
 from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call
-from agentrl.toolbox.server_pool import Connect, start_permit
+from agentrl.toolbox.connection_starts import Connect, start_permit
 
 RECENT_S = 60.0
 MOST_REMEMBERED = 256

@@ -43,6 +43,8 @@ SESSION_KEY = "agentrl/session"
 """Key in the metadata of a call: the session, for keyed servers."""
 EFFECT_KEY = "agentrl/effect"
 """Key in the metadata of a listed tool: what its calls change."""
+EXAMPLE_KEY = "agentrl/example"
+"""Key in the metadata of a listed tool: arguments with which it can be tried."""
 HEALTH_SESSION = "~health"
 """The session of health checks in a keyed server."""
 MOST_WHY_CHARS = 300
@@ -289,6 +291,8 @@ class Connection:
                     description=tool.description or "",
                     schema=tool.input_schema,
                     effect=_declared_effect(tool),
+                    reads_only=_reads_only(tool.annotations),
+                    example=_example(tool),
                 )
                 for tool in page.tools
             ]
@@ -413,6 +417,18 @@ def _declared_effect(tool: types.Tool) -> ToolEffect | Literal[""]:
         if declared == effect:
             return cast(ToolEffect, effect)
     return ""
+
+
+def _reads_only(hints: types.ToolAnnotations | None) -> bool:
+    """A tool that is idempotent may still delete something, once."""
+    if hints is None:
+        return False
+    return hints.read_only_hint is True or (hints.idempotent_hint is True and hints.destructive_hint is False)
+
+
+def _example(tool: types.Tool) -> dict[str, Any] | None:
+    found = (tool.meta or {}).get(EXAMPLE_KEY)
+    return found if isinstance(found, dict) else None
 
 
 def _innermost(error: BaseException) -> str:

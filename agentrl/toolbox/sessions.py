@@ -16,9 +16,10 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox.api_messages import CallAnswer, SessionError, SessionLostError, ToolInfo
 from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import Breaker
+from agentrl.toolbox.connection_starts import Connect, ConnectionSource
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
-from agentrl.toolbox.server_pool import Connect, ConnectionSource, OwnProcesses
+from agentrl.toolbox.server_pool import OwnProcesses
 
 MOST_FAILURE_CHARS = 300
 RETURN_WITHIN_S = 5.0
@@ -70,6 +71,11 @@ class Lease:
     def held(self) -> Connection:
         """The connection of the calls so far."""
         return self._connection
+
+    @property
+    def used(self) -> bool:
+        """Whether a call had the connection."""
+        return self._used
 
     async def connection(self) -> Connection:
         """The connection for the next call. Raises SessionLostError, UnavailableError, QuotaError."""

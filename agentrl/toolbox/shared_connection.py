@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from agentrl.toolbox.connection_starts import ConnectionStarter, StarterState, does_not_serve
 from agentrl.toolbox.mcp_connection import Connection
-from agentrl.toolbox.server_pool import ConnectionStarter, StarterState, does_not_serve
 
 RETIRED_EVERY_S = 0.1
 """How often a replaced connection is checked for sessions and calls."""

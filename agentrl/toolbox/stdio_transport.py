@@ -128,7 +128,7 @@ class ServerProcess:
     @property
     def advice(self) -> str:
         """What may help if it does not come up; empty if nothing is known."""
-        found = advice_for(self._name, self._launch, self._last_lines)
+        found = advice_for(f"tools.{self._name}", self._launch, self._last_lines)
         return f" {found}" if found else ""
 
     @contextlib.asynccontextmanager
@@ -330,8 +330,8 @@ class ServerProcess:
             async with asyncio.timeout(CLOSE_WITHIN_S):
                 while any(each.is_running() for each in inside):
                     await asyncio.sleep(0.005)
-                while self._launch.cgroup is not None and not self._launch.cgroup.removed():
-                    await asyncio.sleep(0.005)
+                if self._launch.cgroup is not None:
+                    await self._launch.cgroup.remove()
         if self._launch.removal:
             command = [*self._launch.removal]
             removing = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)

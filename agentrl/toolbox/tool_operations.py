@@ -19,7 +19,7 @@ from agentrl.config.secrets import is_reference
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import few
-from agentrl.protocol.data_commands import Done
+from agentrl.protocol.data_changes import Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.tool_commands import ExecInSandbox, ExecOutput, ReleaseSession, RestartTool, ShowExecOutput

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ import msgspec
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.replay_verdicts import ANY_TOOL, ToolEffect, merged_effects
-from agentrl.policies.status_tables import BreakerStatus
 from agentrl.sandboxes import sandbox_cgroups
 from agentrl.sandboxes.network_access import NetworkAccess, Refusals
 from agentrl.sandboxes.sandbox_choice import choose
@@ -41,27 +41,29 @@ from agentrl.toolbox.api_messages import (
 )
 from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call, CallRegistry
+from agentrl.toolbox.call_turns import call_in_turn, refuse_if_broken
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
-from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
-from agentrl.toolbox.health_checks import HealthChecks
-from agentrl.toolbox.live_sandboxes import LiveSandboxes
-from agentrl.toolbox.mcp_connection import Connection, SessionForgottenError
-from agentrl.toolbox.server_packages import ServerPackages
-from agentrl.toolbox.server_pool import (
+from agentrl.toolbox.connection_starts import (
     FAILURES,
     NOT_YET,
     STARTS_AT_ONCE,
     ConnectionSource,
     ConnectionStarter,
-    OwnProcesses,
-    ProcessPool,
     connector,
 )
-from agentrl.toolbox.sessions import MOST_FAILURE_CHARS, Lease, Server, Session, reserve
+from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
+from agentrl.toolbox.health_checks import HealthChecks
+from agentrl.toolbox.live_sandboxes import LiveSandboxes
+from agentrl.toolbox.mcp_connection import SessionForgottenError
+from agentrl.toolbox.server_packages import ServerPackages
+from agentrl.toolbox.server_pool import OwnProcesses, ProcessPool
+from agentrl.toolbox.sessions import Lease, Server, Session, reserve
 from agentrl.toolbox.shared_connection import SharedConnection
 from agentrl.toolbox.tool_statistics import ToolboxStatistics
+from agentrl.toolservers.user_names import END_TOOL
 from agentrl.tracing import spans
 
+log = logging.getLogger("toolbox")
 TIDY_EVERY_S = 5.0
 SLOW_START_S = 10.0
 """A server that has not served for this long is reported as a problem, also while it may still come up."""
@@ -70,8 +72,8 @@ T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OVER_HTTP = 32, 16
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
-TRIES = 2
-"""Of a call that did not run because its server had forgotten the connection."""
+ENDED_WITHIN_S = 4.0
+"""Of what a server keeps for a session; less than a sampler waits for the end of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class Toolbox:
         self.health = HealthChecks(self._servers)
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """Servers that end what they keep for closed sessions."""
         self._memory = CallRegistry()
         self.statistics = ToolboxStatistics()
         self.draining = False
@@ -243,7 +247,7 @@ class Toolbox:
         if self.open_sessions >= self._quotas.sessions:
             raise QuotaError(f"There are {self._quotas.sessions} sessions open already.", retry_after_s=1.0)
         for server in servers if not wanted.replays else ():
-            self._refuse_if_broken(server)
+            refuse_if_broken(server)
         task = asyncio.create_task(self._open(wanted, servers), name=f"open {wanted.id}")
         self._opening[wanted.id] = task
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -279,13 +283,29 @@ class Toolbox:
         tasks = [call.task for call in session.running if call.task is not None]
         for task in tasks:
             task.cancel()
+        ending = []
         for lease in session.leases.values():
-            lease.end()
-        if tasks:
-            await asyncio.wait(tasks)
+            if self._keeps_state(lease):
+                ending.append(self._give_back(id, lease))
+            else:
+                lease.end()
+        if tasks or ending:
+            await asyncio.wait([*tasks, *ending])
         for call in session.running:
             # A task that was cancelled before its first step recorded no answer.
             self._memory.answered(call, session.cancelled)
+
+    @staticmethod
+    def _keeps_state(lease: Lease) -> bool:
+        """Whether its server has to end what it keeps for the session."""
+        return lease.used and END_TOOL in lease.server.tools and not lease.held.gone.is_set()
+
+    def _give_back(self, session: str, lease: Lease) -> asyncio.Task[None]:
+        """Goes on if the caller leaves."""
+        task = asyncio.create_task(_end_in_server(session, lease), name=f"end {session} in {lease.server.name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
 
     def forget(self, id: str) -> None:
         """Forget a closed session and its calls, so that their ids can be used again."""
@@ -321,7 +341,7 @@ class Toolbox:
         if lease.server.waiting >= self._quotas.waiting_of_server:
             raise QuotaError(f"{lease.server.waiting} calls wait for {info.server} already.", retry_after_s=1.0)
         if not session.replays:
-            self._refuse_if_broken(lease.server)
+            refuse_if_broken(lease.server)
         call = Call(wanted.call, wanted.session, tool, wanted.arguments)
         call.task = asyncio.create_task(self._run(call, info, session, lease, wanted.timeout_s), name=wanted.call)
         # The caller may have disconnected: mark the exception as seen.
@@ -335,7 +355,7 @@ class Toolbox:
         """Run a call and record its answer. A ToolboxError means that it did not run."""
         try:
             with spans.span(f"run {tool.id}", kind="server", gen_ai__tool__name=tool.id) as span:
-                answer = await self._in_turn(call, tool, lease, requested_s, replays=session.replays)
+                answer = await call_in_turn(call, tool, lease, requested_s, replays=session.replays)
                 span.set(gen_ai__tool__call__id=call.id, agentrl__session=session.id, agentrl__status=answer.status)
                 if answer.error_class == "infrastructure":
                     span.fail(answer.status)
@@ -355,65 +375,6 @@ class Toolbox:
         if not session.replays and not session.released:
             self.statistics.add(tool.id, answer, call=call.id, session=session.id)
         return answer
-
-    async def _in_turn(
-        self, call: Call, tool: ToolInfo, lease: Lease, requested_s: float, *, replays: bool
-    ) -> CallAnswer:
-        server = lease.server
-        server.waiting += 1
-        try:
-            async with asyncio.timeout(float(server.config.queue_s)):
-                await server.turns.acquire()
-        except TimeoutError:
-            busy = f"{server.name} was busy for {server.config.queue_s:g} s with {server.at_once} calls at once"
-            raise QuotaError(f"{busy} (tools.{server.name}.calls).", retry_after_s=1.0) from None
-        finally:
-            server.waiting -= 1
-        server.running += 1
-        try:
-            limit_s = server.config.timeout_s
-            timeout_s = min(limit_s, requested_s) if requested_s > 0.0 else limit_s
-            # No breaker, no statistics and no second call for a replay: it is no evidence about the tool's use.
-            with_connection = _called if replays else self._call_server
-            for _ in range(TRIES):
-                connection = await lease.connection()
-                # The lease decides whether a forgotten session may have another connection.
-                with contextlib.suppress(SessionForgottenError):
-                    return await with_connection(call, tool, server, connection, timeout_s)
-            raise UnavailableError(f"{server.name} forgets its connections at once.", retry_after_s=1.0)
-        finally:
-            server.running -= 1
-            server.turns.release()
-
-    async def _call_server(
-        self, call: Call, tool: ToolInfo, server: Server, connection: Connection, timeout_s: float
-    ) -> CallAnswer:
-        permit = server.breaker.admit(time.monotonic())
-        if permit is None:
-            raise self._broken(server)
-        limit_s = server.config.timeout_s
-        try:
-            answer = await _called(call, tool, server, connection, timeout_s)
-            # A shorter time limit of the caller is no evidence against the server.
-            hurried = answer.status == "timeout" and timeout_s < limit_s
-            if hurried:
-                answer = server.retry.unproven(answer, "no: hurried")
-            elif server.breaker.state(time.monotonic()) is not BreakerStatus.CLOSED:
-                answer = server.retry.unproven(answer, "no: breaker")
-            else:
-                answer = await server.retry.judge(call, tool, answer, timeout_s)
-        except BaseException:
-            server.breaker.abandoned(permit)
-            raise
-        now = time.monotonic()
-        if hurried:
-            server.breaker.abandoned(permit)
-        else:
-            server.breaker.ended(permit, now, failed=answer.error_class == "infrastructure")
-        if answer.error_class == "infrastructure":
-            server.last_failure = answer.content[:MOST_FAILURE_CHARS]
-        broken = answer.error_class == "infrastructure" and server.breaker.state(now) is not BreakerStatus.CLOSED
-        return msgspec.structs.replace(answer, breaker_open=broken)
 
     # ---- inside ----
 
@@ -439,17 +400,6 @@ class Toolbox:
         known = ", ".join(server.tools) or "none"
         raise UnknownToolError(f"{server.name} has no tool {id[len(server.name) + 1 :]!r}; it has: {known}.")
 
-    def _refuse_if_broken(self, server: Server) -> None:
-        """Refuse calls to a server whose breaker is open instead of queueing them."""
-        if server.breaker.wait_s(time.monotonic()) > 0.0:
-            raise self._broken(server)
-
-    def _broken(self, server: Server) -> UnavailableError:
-        wait_s = server.breaker.wait_s(time.monotonic())
-        return UnavailableError(
-            f"{server.name} failed too often; it gets no calls for {wait_s:.1f} s.", retry_after_s=max(0.1, wait_s)
-        )
-
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(min(TIDY_EVERY_S, self._quotas.idle_s / 4))
@@ -464,9 +414,25 @@ class Toolbox:
         self.draining = True
         for id in [*self._opening, *self._sessions]:
             await self.close(id, "the toolbox ended")
+        if self._ending:
+            await asyncio.wait(self._ending)
         for server in self._servers.values():
             if server.own is not None:
                 await server.own.end()
+
+
+async def _end_in_server(session: str, lease: Lease) -> None:
+    """Also for a session whose calls were cancelled: what the server keeps must go."""
+    try:
+        answer = await call_server(
+            lease.held, END_TOOL, {}, lease.server.config, session=session, call="", timeout_s=ENDED_WITHIN_S
+        )
+        if answer.status != "ok":
+            log.warning("the state of %s in %s did not end well: %s", session, lease.server.name, answer.content)
+    except SessionForgottenError:
+        pass  # with its state
+    finally:
+        lease.end()
 
 
 async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
@@ -480,23 +446,6 @@ async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
         if isinstance(otherwise, ToolboxError):
             raise otherwise from None
         return otherwise
-
-
-async def _called(call: Call, tool: ToolInfo, server: Server, connection: Connection, timeout_s: float) -> CallAnswer:
-    """Call the server and measure. A silent connection of many sessions is checked."""
-    began = time.monotonic()
-    answer = await call_server(
-        connection,
-        tool.name,
-        call.arguments,
-        server.config,
-        session=call.session,
-        call=call.id,
-        timeout_s=timeout_s,
-    )
-    if answer.status in ("timeout", "lost") and server.config.session != "process":
-        connection.doubt()
-    return msgspec.structs.replace(answer, latency_s=time.monotonic() - began)
 
 
 def _info(server: Server, refusals: Refusals) -> ServerInfo:

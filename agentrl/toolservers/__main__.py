@@ -1,6 +1,7 @@
 """Starts one of the servers: `python -m agentrl.toolservers calculator`, or this file by its path.
 
-By its path it also runs in a virtual environment that does not have agentrl.
+By its path it also runs in a virtual environment that does not have agentrl. It starts the programs of environments
+with a Python of their own, too.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 SERVERS = {
-    "functions": "functions",
-    "python": "python_cells",
-    "files": "workspace_files",
-    "calculator": "calculator",
-    "search": "corpus_search",
+    "functions": "toolservers.functions",
+    "python": "toolservers.python_cells",
+    "files": "toolservers.workspace_files",
+    "calculator": "toolservers.calculator",
+    "search": "toolservers.corpus_search",
+    "shell": "toolservers.shell",
+    "describe": "environments.__main__",
+    "play": "adapters.programs.main",
 }
 
 
@@ -38,7 +42,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"usage: python -m agentrl.toolservers {{{','.join(SERVERS)}}} ...")
     from importlib import import_module
 
-    import_module(f"agentrl.toolservers.{SERVERS[arguments[0]]}").main(arguments[1:])
+    import_module(f"agentrl.{SERVERS[arguments[0]]}").main(arguments[1:])
 
 
 if __name__ == "__main__":

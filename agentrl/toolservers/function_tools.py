@@ -7,8 +7,9 @@ docstring if there is none.
 from __future__ import annotations
 
 import ast
+import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -43,6 +44,8 @@ class FunctionTool:
     """Parameters that cannot be passed by name."""
     effect: Effect | None = None
     """What its decorator declares."""
+    example: dict[str, Any] | None = None
+    """Arguments with which it can be tried."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -101,7 +104,8 @@ def _tool(node: ast.FunctionDef | ast.AsyncFunctionDef, docstring: str, hints: H
         else:
             fields.append(_field(node.name, parameter, default, described.get(name, ""), hints))
     positional = tuple(each.arg for each in node.args.posonlyargs)
-    return FunctionTool(node.name, description or node.name, tuple(fields), *session, positional, _effect(node))
+    declared = (_effect(node), _example(node, fields))
+    return FunctionTool(node.name, description or node.name, tuple(fields), *session, positional, *declared)
 
 
 def _field(function: str, parameter: ast.arg, default: ast.expr | None, described: str, hints: Hints) -> Field:
@@ -124,7 +128,7 @@ def _parameters(args: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]
 
 
 def _mark(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
-    """The decorator that makes it a tool: `@tool`, `@rl.tool` or `@rl.tool(effect=...)`."""
+    """The decorator that makes it a tool: `@tool`, `@rl.tool` or `@rl.tool(effect=..., example=...)`."""
     for decorator in node.decorator_list:
         match decorator:
             case ast.Name(id="tool") | ast.Attribute(attr="tool"):
@@ -135,14 +139,41 @@ def _mark(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
 
 
 def _effect(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Effect | None:
-    match _mark(node):
-        case ast.Call(keywords=[ast.keyword(arg="effect", value=value)]):
-            return _effect_named(value)
+    if (value := _given(node, "effect")) is not None:
+        return _effect_named(value)
     for decorator in node.decorator_list:
         match decorator:
             case ast.Call(func=ast.Name(id="effect") | ast.Attribute(attr="effect"), args=[value]):
                 return _effect_named(value)
     return None
+
+
+def _given(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr | None:
+    """What the decorator is given by this name."""
+    match _mark(node):
+        case ast.Call(keywords=keywords):
+            return next((each.value for each in keywords if each.arg == name), None)
+    return None
+
+
+def _example(node: ast.FunctionDef | ast.AsyncFunctionDef, fields: Sequence[Field]) -> dict[str, Any] | None:
+    """It is read without running the file, so that it is refused before the run."""
+    value = _given(node, "example")
+    if value is None or (isinstance(value, ast.Constant) and value.value is None):
+        return None
+    advice = 'Write values as they are, such as example={"item": "tea"}.'
+    try:
+        found = ast.literal_eval(value)
+        json.dumps(found)
+    except (ValueError, TypeError, SyntaxError):
+        raise HintError(value, f"the example of {node.name} is not made of plain values", advice) from None
+    if not isinstance(found, dict):
+        raise HintError(value, f"the example of {node.name} is no dict", advice)
+    if missing := [each.name for each in fields if each.required and each.name not in found]:
+        raise HintError(value, f"the example of {node.name} has no {missing[0]}", "Name every required parameter.")
+    if unknown := [name for name in found if name not in {each.name for each in fields}]:
+        raise HintError(value, f"{node.name} has no parameter {unknown[0]}, which its example names", advice)
+    return found
 
 
 def _effect_named(value: ast.expr) -> Effect:

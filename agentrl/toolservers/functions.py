@@ -13,20 +13,44 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentrl.toolservers import user_files
 from agentrl.toolservers.argument_types import converted_fields, schema_of
 from agentrl.toolservers.function_tools import FunctionFileError, FunctionTool, tools_of
-from agentrl.toolservers.mcp_stdio import Call, Server, Tool
-from agentrl.toolservers.user_names import DEFAULT_EFFECT, STATE_TOOL, Session, ToolError
+from agentrl.toolservers.mcp_stdio import Call, Result, Server, Tool
+from agentrl.toolservers.user_names import (
+    DEFAULT_EFFECT,
+    END_TOOL,
+    NO_JSON,
+    SET_UP,
+    SETUP_TOOL,
+    STATE_TOOL,
+    Image,
+    Session,
+    Task,
+    ToolError,
+    has_life,
+)
 
 MOST_SESSIONS = 20_000
 """The state of the session that was used longest ago is dropped."""
+TURN_WITHIN_S = 3.0
+"""A call that hangs does not keep its session from being torn down."""
 _MODULE = "tools_of_the_run"
+_TASK = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string"},
+        "truth": {"type": "string"},
+        "row": {"type": "object"},
+        "tools": {"type": "array"},
+    },
+    "required": ["query", "truth", "row", "tools"],
+}
 
 
 class SessionStates:
@@ -42,9 +66,18 @@ class SessionStates:
             if key not in self._states:
                 self._states[key] = (kind(), threading.Lock())
                 if len(self._states) > MOST_SESSIONS:
-                    self._states.popitem(last=False)
+                    self._states.popitem(last=False)  # Its toolbox did not say that it has ended.
             self._states.move_to_end(key)
             return self._states[key]
+
+    def end(self, session: str) -> list[tuple[Session, threading.Lock]]:
+        """Forget a session; returns what there was of it."""
+        with self._lock:
+            return [self._states.pop(key) for key in [key for key in self._states if key[0] == session]]
+
+    def sessions(self) -> set[str]:
+        with self._lock:
+            return {session for session, _ in self._states}
 
     def kept(self, session: str) -> dict[str, Session]:
         """What there is of a session, by the name of the class."""
@@ -90,10 +123,10 @@ class FunctionRunner:
     def tool(self, found: FunctionTool) -> Tool:
         function = getattr(self._module, found.name)
 
-        def run(arguments: dict[str, Any], call: Call) -> str:
-            return as_text(self._call(found, function, arguments, call))
+        def run(arguments: dict[str, Any], call: Call) -> Result:
+            return as_result(self._call(found, function, arguments, call))
 
-        return Tool(found.name, found.description, found.schema, run, found.effect or DEFAULT_EFFECT)
+        return Tool(found.name, found.description, found.schema, run, found.effect or DEFAULT_EFFECT, found.example)
 
     def state_tool(self) -> Tool:
         """Reads what the session keeps, as JSON."""
@@ -103,21 +136,79 @@ class FunctionRunner:
 
         return Tool(STATE_TOOL, "What the tools keep for this episode.", schema_of(()), run, DEFAULT_EFFECT)
 
+    def setup_tool(self, kinds: Mapping[str, type[Session]]) -> Tool:
+        """Makes the state of a session from its task. `kinds`: the class that each tool gets."""
+
+        def run(arguments: dict[str, Any], call: Call) -> str:
+            task = Task(str(arguments["query"]), str(arguments["truth"]), dict(arguments["row"]))
+            wanted = {kinds[tool]: None for tool in arguments["tools"] if tool in kinds}
+            for kind in wanted:
+                state, turn = self._sessions.of(call.session, kind)
+                if (setup := getattr(state, "setup", None)) is not None:
+                    with turn:
+                        self._finished(setup(task), call)
+            return SET_UP
+
+        return Tool(SETUP_TOOL, "Makes the state of an episode.", _TASK, run, DEFAULT_EFFECT)
+
+    def end_tool(self) -> Tool:
+        """Tears down what a session keeps."""
+
+        def run(arguments: dict[str, Any], call: Call) -> str:
+            self.end(call)
+            return SET_UP
+
+        return Tool(END_TOOL, "Ends the state of an episode.", schema_of(()), run, DEFAULT_EFFECT)
+
+    def end(self, call: Call) -> None:
+        """Each object of the session is torn down, also if another one fails; raises the first failure."""
+        failed: BaseException | None = None
+        for state, turn in self._sessions.end(call.session):
+            if (teardown := getattr(state, "teardown", None)) is not None:
+                free = turn.acquire(timeout=TURN_WITHIN_S)
+                try:
+                    self._finished(teardown(), call)
+                except BaseException as broken:  # noqa: BLE001 - raised after the others are torn down
+                    failed = failed or broken
+                finally:
+                    if free:
+                        turn.release()
+        if failed is not None:
+            raise failed
+
+    def end_all(self) -> None:
+        for session in self._sessions.sessions():
+            try:
+                self.end(Call(session))
+            except BaseException:  # noqa: BLE001 - the process ends, and each session has its turn
+                traceback.print_exc()
+
+    def _finished(self, result: Any, call: Call) -> Any:
+        return self._loop.result_of(result, call) if isinstance(result, Coroutine) else result
+
     def _call(self, found: FunctionTool, function: Callable[..., Any], arguments: dict[str, Any], call: Call) -> Any:
-        by_name = converted_fields(found.fields, arguments, "", self._class)
+        by_name = converted_fields(found.fields, arguments, "", lambda name: getattr(self._module, name))
         if not found.session_class:
             return self._result(found, function, by_name, call)
-        state, turn = self._sessions.of(call.session, self._class(found.session_class))
+        state, turn = self._sessions.of(call.session, self.session_class(found.session_class))
         with turn:
             return self._result(found, function, {**by_name, found.session_parameter: state}, call)
 
     def _result(self, found: FunctionTool, function: Callable[..., Any], by_name: dict[str, Any], call: Call) -> Any:
         first = [by_name.pop(name) for name in found.positional if name in by_name]
-        result = function(*first, **by_name)
-        return self._loop.result_of(result, call) if isinstance(result, Coroutine) else result
+        return self._finished(function(*first, **by_name), call)
 
-    def _class(self, name: str) -> Any:
-        return getattr(self._module, name)
+    def session_class(self, name: str) -> type[Session]:
+        found: type[Session] = getattr(self._module, name)
+        return found
+
+
+def as_result(result: object) -> Result:
+    """A text, or texts and images in a list."""
+    parts = list(result) if isinstance(result, list | tuple) else [result]
+    if not any(isinstance(part, Image) for part in parts):
+        return as_text(result)
+    return [part.data if isinstance(part, Image) else as_text(part) for part in parts]
 
 
 def as_text(result: object) -> str:
@@ -127,9 +218,9 @@ def as_text(result: object) -> str:
     try:
         return json.dumps(result, default=_as_json, ensure_ascii=False)
     except (ValueError, RecursionError) as wrong:
-        raise ToolError(f"the result cannot be written as JSON: {wrong}") from None
+        raise ToolError(f"the result {NO_JSON}: {wrong}") from None
     except TypeError:
-        raise ToolError(f"the result has the type {type(result).__name__}, or contains one, without JSON") from None
+        raise ToolError(f"the result {NO_JSON}: its type is {type(result).__name__}, or it contains one") from None
 
 
 def _as_json(value: object) -> object:
@@ -147,18 +238,6 @@ def _as_json(value: object) -> object:
     raise TypeError
 
 
-def imported(path: Path) -> ModuleType:
-    """The file as a module. It finds the modules beside it."""
-    sys.path.insert(0, str(path.parent))
-    spec = spec_from_file_location(_MODULE, path)
-    assert spec is not None
-    assert spec.loader is not None
-    # Dataclasses look for their module by its name.
-    module = sys.modules[_MODULE] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def main(arguments: list[str]) -> None:
     path = Path(arguments[0]).absolute()
     try:
@@ -166,12 +245,15 @@ def main(arguments: list[str]) -> None:
     except FunctionFileError as wrong:
         sys.exit(f"{wrong}. {wrong.hint}".strip())
     try:
-        runner = FunctionRunner(imported(path))
+        runner = FunctionRunner(user_files.load(path, _MODULE, first=True))
         tools = [runner.tool(each) for each in found]
-        if any(each.session_class for each in found):
+        classes = {each.name: runner.session_class(each.session_class) for each in found if each.session_class}
+        if classes:
             tools.append(runner.state_tool())
+        if kinds := {tool: kind for tool, kind in classes.items() if has_life(kind)}:
+            tools += [runner.setup_tool(kinds), runner.end_tool()]
     except BaseException as broken:  # noqa: BLE001 - the code of a user may raise anything, SystemExit too
         own = [frame for frame in traceback.extract_tb(broken.__traceback__) if frame.filename == str(path)]
         place = f", line {own[-1].lineno}" if own else ""
         sys.exit(f"{path}{place}: {''.join(traceback.format_exception_only(broken)).strip()}")
-    Server(path.stem, "", tools).serve()
+    Server(path.stem, "", tools, at_end=runner.end_all).serve()

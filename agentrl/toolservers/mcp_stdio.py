@@ -12,8 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -30,6 +32,8 @@ VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Of the protocol, the newest first."""
 EFFECT_KEY = "agentrl/effect"
 """Key in the metadata of a listed tool: what its calls change."""
+EXAMPLE_KEY = "agentrl/example"
+"""Key in the metadata of a listed tool: arguments with which it can be tried."""
 SESSION_KEY = "agentrl/session"
 """Key in the metadata of a call: its session, of a server that keeps several."""
 TRACE_KEY = "traceparent"
@@ -39,8 +43,15 @@ MOST_RESULT_CHARS = 1 << 20
 LAST_CALLS_WITHIN_S = 0.5
 _LOOK_EVERY_S = 0.01
 _PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
+_HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 _PYTHON_FRAMES = 3
 """Of a traceback, for the log."""
+
+
+Result = str | list[str | bytes]
+"""A text, or texts and images."""
+_KINDS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+"""Types of images by how their files begin."""
 
 
 class Call:
@@ -72,13 +83,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool with the function that runs a call. Its result is a text; it raises ToolError for the model to read."""
+    """A tool with the function that runs a call. It raises ToolError for the model to read."""
 
     name: str
     description: str
     schema: Mapping[str, Any]
-    run: Callable[[dict[str, Any], Call], str]
+    run: Callable[[dict[str, Any], Call], Result]
     effect: Effect = DEFAULT_EFFECT
+    example: Mapping[str, Any] | None = None
+    """Arguments with which it can be tried."""
 
     def listed(self) -> dict[str, Any]:
         hints = {"readOnlyHint": self.effect == "pure", "openWorldHint": self.effect == "outside"}
@@ -89,7 +102,7 @@ class Tool:
             "description": self.description,
             "inputSchema": dict(self.schema),
             "annotations": hints,
-            "_meta": {EFFECT_KEY: self.effect},
+            "_meta": {EFFECT_KEY: self.effect} | ({} if self.example is None else {EXAMPLE_KEY: dict(self.example)}),
         }
 
 
@@ -193,12 +206,13 @@ class Server:
             self._finish(id, call, "This server cannot begin another call: it has too many threads.", failed=True)
 
     def _run(self, id: object, tool: Tool, arguments: dict[str, Any], call: Call) -> None:
-        text, failed = outcome_of(tool, arguments, call)
-        self._finish(id, call, text, failed=failed)
+        result, failed = outcome_of(tool, arguments, call)
+        self._finish(id, call, result, failed=failed)
 
-    def _finish(self, id: object, call: Call, text: str, *, failed: bool) -> None:
+    def _finish(self, id: object, call: Call, result: Result, *, failed: bool) -> None:
         if not call.cancelled.is_set():
-            self._send(id, {"content": [{"type": "text", "text": text}], "isError": failed})
+            parts = [result] if isinstance(result, str) else result
+            self._send(id, {"content": list(map(_block, parts)), "isError": failed})
         with self._lock:
             self._calls.pop(json.dumps(id), None)
 
@@ -217,7 +231,8 @@ class Server:
         self._write({"jsonrpc": "2.0", "id": id, "result": result})
 
     def _write(self, message: dict[str, Any]) -> None:
-        line = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        line = _HALF_CHARACTERS.sub("\ufffd", text).encode() + b"\n"
         with self._lock:
             try:
                 self._out.write(line)
@@ -226,10 +241,20 @@ class Server:
                 os._exit(0)  # The client is gone.
 
 
-def outcome_of(tool: Tool, arguments: dict[str, Any], call: Call) -> tuple[str, bool]:
-    """The text of a call, and whether it failed."""
+def _block(part: str | bytes) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = next((kind for begin, kind in _KINDS.items() if part.startswith(begin)), "octet-stream")
+    return {"type": "image", "data": base64.b64encode(part).decode(), "mimeType": f"image/{kind}"}
+
+
+def outcome_of(tool: Tool, arguments: dict[str, Any], call: Call) -> tuple[Result, bool]:
+    """The result of a call, and whether it failed."""
     try:
-        return both_ends(tool.run(arguments, call), MOST_RESULT_CHARS), False
+        result = tool.run(arguments, call)
+        if isinstance(result, str):
+            return both_ends(result, MOST_RESULT_CHARS), False
+        return [both_ends(part, MOST_RESULT_CHARS) if isinstance(part, str) else part for part in result], False
     except ToolError as refused:
         return both_ends(str(refused), MOST_RESULT_CHARS), True
     except BaseException as broken:  # noqa: BLE001 - the code of a user may raise anything, SystemExit too

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
 
 Effect = Literal["pure", "session", "outside"]
@@ -12,11 +14,44 @@ EFFECT_ATTRIBUTE = "agentrl_effect"
 TOOL_ATTRIBUTE = "agentrl_tool"
 STATE_TOOL = "agentrl_state"
 """The tool that says what the functions of a file keep for a session. Only agent loops may call it."""
+SETUP_TOOL = "agentrl_setup"
+"""The tool that lets the functions of a file make the state of a session; its arguments are the task."""
+SET_UP = "ready"
+"""Its result."""
+END_TOOL = "agentrl_end"
+"""The tool that a toolbox calls when a session ends."""
+PUT_TOOL = "agentrl_put"
+"""The tool that puts files into a session."""
+VERIFY_TOOL = "agentrl_verify"
+"""The tool that runs a verifier in a session."""
+HIDDEN_TOOLS = frozenset({STATE_TOOL, SETUP_TOOL, END_TOOL, PUT_TOOL, VERIFY_TOOL})
+"""Tools that are not offered to models."""
+NO_JSON = "cannot be written as JSON"
+"""In the text of a call whose result is no plain value."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Image:
+    """An image that a tool returns: alone, or in a list with texts and other images."""
+
+    def __init__(self, content: bytes | str | Path) -> None:
+        """Its bytes, or the path of its file."""
+        self.data = content if isinstance(content, bytes) else Path(content).read_bytes()
 
 
 class ToolError(Exception):
     """The call cannot be done. The model reads the text as it is, without the type of the exception."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an episode is about: a row of the dataset."""
+
+    query: str
+    truth: str
+    """The `answer` of the row."""
+    row: Mapping[str, Any]
+    """The columns that agentrl does not know itself."""
 
 
 class Session:
@@ -24,7 +59,15 @@ class Session:
 
     A parameter that has this class as its type is no argument of the tool: it gets the object of the session, which is
     made without arguments when the session first calls such a function. Calls of one session take turns.
+
+    A subclass may have two methods, async or not: `setup(self, task)`, before the first call of the episode, and
+    `teardown(self)`, when the session ends, however it does.
     """
+
+
+def has_life(kind: type) -> bool:
+    """Whether objects of this class are set up or torn down."""
+    return callable(getattr(kind, "setup", None)) or callable(getattr(kind, "teardown", None))
 
 
 def effect(name: Effect) -> Callable[[_Function], _Function]:
@@ -46,11 +89,19 @@ _declared = effect
 @overload
 def tool(function: _Function) -> _Function: ...
 @overload
-def tool(*, effect: Effect = DEFAULT_EFFECT) -> Callable[[_Function], _Function]: ...
 def tool(
-    function: _Function | None = None, *, effect: Effect = DEFAULT_EFFECT
+    *, effect: Effect = DEFAULT_EFFECT, example: Mapping[str, Any] | None = None
+) -> Callable[[_Function], _Function]: ...
+def tool(
+    function: _Function | None = None,
+    *,
+    effect: Effect = DEFAULT_EFFECT,
+    example: Mapping[str, Any] | None = None,
 ) -> _Function | Callable[[_Function], _Function]:
-    """Mark a function as a tool. In a file with such a mark, functions without one are no tools."""
+    """Mark a function as a tool. In a file with such a mark, functions without one are no tools.
+
+    `example` are arguments with which it can be tried before a run, such as `{"item": "tea"}`.
+    """
     declare = _declared(effect)
 
     def mark(marked: _Function) -> _Function:

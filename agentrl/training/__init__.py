@@ -3,6 +3,7 @@
     trainer, trainer_state, waiting      the loop, its state, and what it waits for
     resume, initial_model, warmup, demonstrations
                                          the beginning: from a checkpoint, or from a model and its warm-up
+    reference_model                      the policy that training is compared with
     batch_selection, poison_trials       the next step, and groups that ended former trainers
     batch_assembly, batch                from the documents of a step to token trees
     packing, micro_batch                 from token trees to rows, and to tensors
@@ -16,9 +17,11 @@
     ranks, rank_processes                the calls of ranks, and their processes
     activation_checkpoints, memory_limits
                                          what the backward pass computes again; smaller parts when memory is too small
-    losses, corrections, optimizers, step_metrics, learner
+    precision                            16 bits in a step, and the scale of the loss that float16 needs
+    losses, corrections, optimizers, step_metrics, learner, learner_state
                                          from log-probs to new weights
-    weight_files, checkpoints, atomic_directories, disk_retention
+    computation                          work on tensors beside the loop
+    outputs, publisher, weight_files, checkpoints, atomic_directories, disk_retention
                                          weights for engines and for the next life; what is removed again
     evaluator, step_reporting            results of versions and steps
     learning_watch                       evaluation and reward against their best

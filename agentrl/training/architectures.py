@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.images.processing import MODELS
+
 TREE_MODELS = frozenset({"deepseek_v3", "llama", "mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
+VISION_MODELS = MODELS
+"""They read images; their decoders have full softmax attention in every layer."""
 LINEAR_MODELS = frozenset(
     {"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "granite", "lfm2", "mamba2", "minimax", "qwen3_next"}
 )
@@ -23,6 +27,8 @@ EXPERT_MODELS = frozenset({"deepseek_v3", "qwen2_moe", "qwen3_moe"})
 
 def packs_trees(described: Mapping[str, Any]) -> bool:
     """Whether rows of a model may be packed trees; `described` is its configuration."""
-    windows = described.get("use_sliding_window", True) and described.get("sliding_window")
-    layers = set(described.get("layer_types") or ["full_attention"])
-    return described.get("model_type") in TREE_MODELS and not windows and layers == {"full_attention"}
+    decoder = described.get("text_config") or described
+    windows = decoder.get("use_sliding_window", True) and decoder.get("sliding_window")
+    layers = set(decoder.get("layer_types") or ["full_attention"])
+    known = described.get("model_type") in TREE_MODELS | VISION_MODELS
+    return known and not windows and layers == {"full_attention"}

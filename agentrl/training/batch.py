@@ -123,6 +123,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """For every version of a trained token: publications from it to `base_version`."""
     ages_s: Mapping[int, float] = {}
     """For the same versions, if decay goes by time: seconds from the announcement to the lease of the step."""
+    images: Mapping[int, bytes] = {}
+    """Each image that tokens show, by its number, in the size that the model sees."""
 
     @property
     def trained_tokens(self) -> int:

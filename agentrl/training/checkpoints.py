@@ -20,18 +20,17 @@ import safetensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agentrl.engines.adapters import ADAPTER_FILE
+from agentrl.engines.safetensors_layout import CRITIC_FILE, OPTIMIZER_FILE
 from agentrl.errors import ConfigError
-from agentrl.files.pieces import content_of
-from agentrl.store.documents import CheckpointFile
+from agentrl.files.pieces import Content, content_of, is_content
+from agentrl.protocol.knob import KnobValue
+from agentrl.store.weight_documents import CheckpointFile
 from agentrl.training.atomic_directories import whole_directory
 from agentrl.training.learner import Learner
-from agentrl.training.lora import ADAPTER_FILE
 
 log = logging.getLogger("trainer")
 
-OPTIMIZER_FILE = "optimizer.safetensors"
-CRITIC_FILE = "critic.safetensors"
-"""Weights and optimizer state of the critic, if there is one."""
 PROGRESS_FILE = "trainer.json"
 WEIGHTS_FILE = "model.safetensors"
 
@@ -45,7 +44,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = ""
     optimizer: dict[str, list[str]] = {}
     """The parameters of each optimizer. With another assignment the optimizers begin with fresh state."""
-    settings: dict[str, float | str] = {}
+    settings: dict[str, KnobValue] = {}
     """The scientific settings of the last step."""
 
 
@@ -119,7 +118,7 @@ def consistency_problem(directory: Path, expected: dict[str, CheckpointFile]) ->
         if size != known.bytes:
             return f"{name} has {size} bytes, not {known.bytes}"
     for name, known in expected.items():
-        if _described(directory / name).hash != known.hash:
+        if not is_content(directory / name, Content(known.bytes, known.hash, tuple(known.pieces))):
             return f"{name} has another content than was written"
     return ""
 

@@ -1,9 +1,8 @@
-"""The model that a run begins with, and the reference policy that training is compared with.
+"""The model that a run begins with.
 
 Invariants:
 - the directory of a built model is whole or absent; it is built once, so all lineages of the run begin alike;
-- the reference is written once, before the first step that is compared with it, and no later lineage changes it;
-- the reference is weights alone, so it is never trained.
+- nothing of the trainer is imported: programs that only sample start in a second, and the trainer's imports take five.
 """
 
 from __future__ import annotations
@@ -15,20 +14,16 @@ from pathlib import Path
 
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
-from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.errors import ConfigError
-from agentrl.store import checkpoints, datasets
+from agentrl.store import datasets
 from agentrl.store.demonstrations import Demonstration
-from agentrl.store.documents import CheckpointFile
-from agentrl.training.atomic_directories import sweep_unfinished, whole_directory
-from agentrl.training.checkpoints import described
-from agentrl.training.learner import Learner
+from agentrl.tokens import image_marks
+from agentrl.training.atomic_directories import whole_directory
 from agentrl.training.model_check import refuse_model
 
 log = logging.getLogger("trainer")
 BUILT = "model"
-REFERENCE = Path(checkpoints.REFERENCE)
-"""Both within the run's directory."""
+"""Within the run's directory."""
 PROMPT_TOKENS = 256
 """Of a prompt that engines score."""
 MAX_TEXTS = 4_000
@@ -44,27 +39,13 @@ def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demon
         return Path(config.model.path)
     target = run_dir / BUILT
     if not (target / "config.json").is_file():
+        from agentrl.engines.embedded.tiny_model import build_tiny
+
         longest = max(4096, config.sampling.context)
         texts = list(itertools.islice(_texts(config, demonstrations), MAX_TEXTS))
         with whole_directory(target, durable=True) as directory:
             build_tiny(directory, texts, seed=config.training.random, max_position_embeddings=longest)
     return target
-
-
-def keep_reference(run_dir: Path, learner: Learner, *, new_run: bool) -> dict[str, CheckpointFile]:
-    """Writes the reference if it does not exist, and compares with it from now on; returns its files. With `new_run` an
-    existing one is replaced: a lineage that never trained left it. A run that asks for a reference later gets its
-    current weights. If adapters are trained, the reference is the model without them, and has no files."""
-    if learner.settings.adapters is not None:
-        learner.compare_with(None)
-        return {}
-    directory = run_dir / REFERENCE
-    sweep_unfinished(directory.parent)
-    if new_run or not directory.is_dir():
-        with whole_directory(directory, durable=True) as unfinished:
-            learner.save(unfinished)
-    learner.compare_with(directory)
-    return described(directory)
 
 
 def prompts(config: RunConfig, model: Path, count: int) -> list[list[int]]:
@@ -75,7 +56,7 @@ def prompts(config: RunConfig, model: Path, count: int) -> list[list[int]]:
         log.warning("the canary has no real text: %s", without.message)
         return []
     rows = (
-        template.first(environment.system, [], row.query)
+        template.first(environment.system, [], image_marks.replaced(row.query, lambda _: ""))
         for environment in config.environments.values()
         for row in datasets.read(Path(environment.dataset))
     )
@@ -90,4 +71,4 @@ def _texts(config: RunConfig, demonstrations: list[Demonstration]) -> Iterator[s
     for environment in config.environments.values():
         yield environment.system
         for row in datasets.read(Path(environment.dataset)):
-            yield row.query
+            yield image_marks.shown(row.query)

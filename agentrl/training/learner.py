@@ -18,28 +18,29 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import transformers
 from torch import Tensor
 
 from agentrl.policies.loss_settings import CriticRule
-from agentrl.training import lora, losses, memory_limits, parallel, step_metrics
-from agentrl.training.activation_checkpoints import Recompute
+from agentrl.training import learner_state, lora, losses, memory_limits, parallel, precision, step_metrics
 from agentrl.training.batch import Batch, Trajectory, split_by_groups, whole_sequence
 from agentrl.training.column_passes import ColumnPasses
 from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
-from agentrl.training.lora import Adapters
-from agentrl.training.mesh import Sizes
+from agentrl.training.learner_images import CANARY, LearnerImages
+from agentrl.training.learner_settings import Gathered, LearnerSettings, StepResult
 from agentrl.training.micro_batch import MicroBatch, collate
-from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, optimizers_for
+from agentrl.training.model_twin import Twin
+from agentrl.training.optimizers import OptimizerSet, optimizers_for
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer, Scored
-from agentrl.training.parallel import Parallelism, Plan, Precision
+from agentrl.training.parallel import Parallelism, Plan
 from agentrl.training.policy_model import (
+    how_images_are_shown,
     layout_of,
     load_model,
     read_companions,
@@ -47,14 +48,13 @@ from agentrl.training.policy_model import (
     save_model,
     stored_form,
 )
+from agentrl.training.precision import LossScale
 from agentrl.training.scorers import Scorer
-from agentrl.training.sharding import Keeping
 from agentrl.training.snapshots import Snapshot, rounded
 from agentrl.training.step_parts import (
     Facts,
     Objective,
     Part,
-    State,
     facts_of,
     gap_too_wide,
     in_smaller_parts,
@@ -64,45 +64,8 @@ from agentrl.training.step_parts import (
 
 log = logging.getLogger("trainer")
 AnyScorer = TypeVar("AnyScorer", bound=Scorer[Any])
-
-Gathered = Literal["weights", "trained weights", "optimizers", "critic"]
-"""What ranks put together: all weights or those that are trained, optimizer state, or all of the critic."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    optimizer: Kind = "adamw"
-    learning_rate: float = 1e-6
-    adamw: AdamW = field(default_factory=AdamW)
-    weight_decay: float = 0.0
-    decay_all: bool = False
-    """Whether the weights of norms, biases and embeddings decay too."""
-    max_gradient_norm: float = 1.0
-    tokens_per_batch: int = 16_384
-    """Packed tokens of one forward pass, and the longest row unless a single trajectory is longer."""
-    precision: Precision = "float32"
-    """Of the computation. Weights, their gradients and the optimizer state stay in float32."""
-    recompute: Recompute = "none"
-    """What the backward pass computes again; see `activation_checkpoints`."""
-    compiled: bool = False
-    """On a GPU: compile the layers."""
-    parallel: Sizes = field(default_factory=Sizes)
-    """The ranks that train together."""
-    critic_rate: float = 0.0
-    """The learning rate of the critic; 0: there is none."""
-    adapters: Adapters | None = None
-    """What is trained in place of all weights."""
-    keeping: Keeping = field(default_factory=Keeping)
-    """How weights that are spread over ranks are kept and gathered."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The result of a batch."""
-
-    applied: bool
-    """False if something was not finite; then nothing was changed."""
-    metrics: dict[str, float] = field(default_factory=dict)
+LogProbs = Callable[[Sequence[Sequence[int]]], list[list[float]]]
+"""Those of all tokens except the first of each sequence, at temperature 1."""
 
 
 class Learner:
@@ -127,9 +90,11 @@ class Learner:
         self.accelerator = parallel.start(settings.parallel, settings.precision)
         plan = Plan(settings.parallel, settings.recompute, settings.compiled, settings.keeping)
         self._parallelism = Parallelism(plan, self.accelerator)
+        self._scale = LossScale(settings.precision)
         self._on_progress = on_progress
         self._snapshot: Snapshot | None = None
         """It may still be copied from the weights."""
+        self._twin: Twin | None = None
         self._warned = False
         """Once is enough for a gap between engine and trainer that lasts."""
         # Log-probs are computed in at least float32, for weights of any type.
@@ -137,6 +102,7 @@ class Learner:
         self._base = (base or lora.base_of(directory)) if lora.has_adapters(directory) else directory
         model = load_model(self._base, dtype=dtype)
         self.layout = layout_of(model)
+        self.images = LearnerImages(how_images_are_shown(model, self.companions, directory))
         if settings.adapters is not None:
             lora.add(model, settings.adapters)
             if lora.has_adapters(directory):
@@ -149,6 +115,7 @@ class Learner:
 
     def _prepared(self, scorer: AnyScorer) -> AnyScorer:
         spread = self._parallelism.apply(scorer)
+        precision.apply(spread, self.accelerator.device, self.settings.precision)
         # In evaluation mode accelerate adds precision, and no parallelism of its own.
         prepared: AnyScorer = self.accelerator.prepare_model(spread, device_placement=False, evaluation_mode=True)
         return prepared
@@ -207,7 +174,7 @@ class Learner:
         if what == "optimizers":
             return self._parallelism.whole(self.optimizers.tensors())
         if what == "critic":
-            return self._parallelism.whole(self._own_critic_tensors())
+            return self._parallelism.whole({} if self.critic is None else self.critic.tensors())
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         own = {name for name, one in named if what == "weights" or one.requires_grad}
         return self._parallelism.whole({name: one for name, one in self.model.state_dict().items() if name in own})
@@ -233,14 +200,9 @@ class Learner:
             self._move_to(self.accelerator.device)
 
     def _move_to(self, device: torch.device) -> None:
+        modules = [self._scorer, self._reference, self.critic.scorer if self.critic else None]
         optimizers = [*self.optimizers.optimizers, *(self.critic.optimizers.optimizers if self.critic else ())]
-        for module in (self._scorer, self._reference, self.critic.scorer if self.critic else None):
-            if module is not None:
-                module.to(device)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-            for state in optimizer.state.values():
-                state |= {name: one.to(device) for name, one in state.items() if isinstance(one, Tensor)}
+        learner_state.move([one for one in modules if one is not None], optimizers, device)
 
     def save(self, directory: Path) -> list[str]:
         """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks; the one
@@ -248,8 +210,17 @@ class Learner:
         weights = self.weights()
         return save_model(self.model, directory, weights, companions=self.companions) if self.leads else []
 
-    def snapshot(self, dtype: torch.dtype) -> Snapshot:
-        """The weights of now, to be published. A call of all ranks; the one that leads gets them."""
+    @property
+    def base(self) -> Path:
+        """The model that adapters change."""
+        return self._base
+
+    def snapshot(self, dtype: torch.dtype, *, apart: bool = False) -> Snapshot:
+        """The weights of now, to be published, or the adapters alone (`apart`), which keep their type. A call of all
+        ranks; the one that leads gets them."""
+        if apart:
+            self._snapshot = Snapshot(self.gathered("trained weights"), narrow=(), dtype=dtype)
+            return self._snapshot
         weights, buffers = self.weights(), {name for name, _ in self.model.named_buffers()}
         stored = functools.partial(stored_form, self.model)
         self._snapshot = Snapshot(weights, narrow=weights.keys() - buffers, dtype=dtype, stored=stored)
@@ -283,18 +254,19 @@ class Learner:
         `learning_rate` stays in force; None keeps the current one."""
         if learning_rate is not None:
             self.optimizers.set_learning_rate(learning_rate)
+        self.images.show(batch.images)
         cut = [self._part(part, objective) for part in split_by_groups(batch, optimizer_steps)]
         # Ranks agree on which parts are empty: all have the same number of micro-batches.
         parts = [part for part in cut if part.micros]
         if not parts:
             return StepResult(True, {"pairs": 0.0})
-        before = self._state() if len(parts) > 1 else None
+        before = learner_state.kept(self.model, self.optimizers, self.critic) if len(parts) > 1 else None
         alone = 0 if objective == "supervised" or objective.critic is None else objective.critic.alone
         measured: list[step_metrics.Measures] = []
         norms: list[float] = []
         applied = True
         for part in parts:
-            found, norm = self._gradient_within_memory(
+            found, norm = self._gradient_within_range(
                 self._passes().with_sequences(part, objective, moved=bool(norms)), objective, moved=bool(norms)
             )
             measured.append(found.joined(self._parallelism))
@@ -305,11 +277,12 @@ class Learner:
             self._move(learns_policy=batch.step > alone)
         self._zero_grad()
         if not applied and before is not None:
-            self._restore(before)
+            learner_state.restore(before, self.model, self.optimizers, self.critic)
         metrics = step_metrics.together(measured).summary(supervised=objective == "supervised") | {
             # A norm that is not finite is the last one, and is the one to report.
             "gradient_norm": max(norms) if applied else norms[-1],
             "optimizer_steps": float(len(norms)),
+            **self._scale.metrics(),
             "learning_rate": self.optimizers.learning_rate,
             **({"critic_learning_rate": self.critic.optimizers.learning_rate} if self.critic is not None else {}),
             "packed_tokens": self._everywhere(sum(part.packed_tokens for part in parts)),
@@ -325,6 +298,7 @@ class Learner:
             self.optimizers.step()
         if self.critic is not None:
             self.critic.optimizers.step()
+        self._scale.stepped()
         self._zero_grad()
 
     def _zero_grad(self) -> None:
@@ -352,10 +326,29 @@ class Learner:
             self._warned = True
             log.warning("%s", warning)
 
+    def _gradient_within_range(
+        self, part: Part, objective: Objective, *, moved: bool
+    ) -> tuple[step_metrics.Measures, float]:
+        """The gradient; again with half the scale of the loss, as long as it overflows float16."""
+        first = self._scale.value
+        while True:
+            measured, norm = self._gradient_within_memory(part, objective, moved=moved)
+            if precision.finite(norm, measured.critic_norm):
+                return measured, norm
+            # No scale mends a loss that is not finite, nor a gradient that overflows without any.
+            if not self._scale.can_fall or not self._parallelism.agreed(math.isfinite(measured.loss)):
+                self._scale.value = first
+                return measured, norm
+            self._scale.fall()
+            log.info("A gradient overflowed float16. The scale of the loss is now %g.", self._scale.value)
+
     def _gradient_within_memory(
         self, part: Part, objective: Objective, *, moved: bool
     ) -> tuple[step_metrics.Measures, float]:
         """The gradient; from smaller micro-batches, now and later, if the memory is too small."""
+        if self._tokens < self.settings.tokens_per_batch:
+            # The part may have been packed before the limit was lowered.
+            part = in_smaller_parts(part, self._tokens)
         measured = step_metrics.Measures(moved=moved)
         try:
             return measured, self._gradient(part, objective, measured)
@@ -390,7 +383,7 @@ class Learner:
                 facts, ages = of_pairs(micro, part.facts, objective, of_micro)
                 terms = terms_of(scored.log_probs, facts, objective)
                 loss = losses.total(terms, facts.weight)
-                self.accelerator.backward(loss)
+                self.accelerator.backward(loss * self._scale.value)
                 measured.add(loss, scored, terms, facts, ages)
                 self._on_progress()
             if objective != "supervised" and objective.critic is not None:
@@ -403,7 +396,8 @@ class Learner:
 
     def _clipped(self, scorer: AnyScorer) -> float:
         """Completes the gradient, and scales it if it is too long; returns its norm before."""
-        return self._parallelism.clip(self.accelerator.unwrap_model(scorer), self.settings.max_gradient_norm)
+        whole = self.accelerator.unwrap_model(scorer)
+        return self._parallelism.clip(whole, self.settings.max_gradient_norm, scale=self._scale.value)
 
     def _add_gradient_of_values(
         self,
@@ -415,28 +409,8 @@ class Learner:
     ) -> None:
         for of_micro, valued in zip(own, required(self.critic).scorer(micros), strict=True):
             found = value_loss(valued.values, of_micro["value"], of_micro["returns"], rule)
-            self.accelerator.backward(found.loss.sum() / facts.whole.pairs)
+            self.accelerator.backward(found.loss.sum() / facts.whole.pairs * self._scale.value)
             measured.add_values(found, of_micro["value"], of_micro["returns"])
-
-    def _state(self) -> State:
-        # On the processor: the device of the model has the least room.
-        trained = {name for name, one in self.model.named_parameters() if one.requires_grad}
-        weights = {name: one for name, one in self.model.state_dict().items() if name in trained}
-        kept = [
-            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items() if not value.is_meta}
-            for tensors in (weights, self.optimizers.tensors(), self._own_critic_tensors())
-        ]
-        return State(*kept)
-
-    def _restore(self, state: State) -> None:
-        # What other stages of a pipeline have is missing.
-        self.model.load_state_dict(state.weights, strict=False)
-        self.optimizers.load(state.optimizers)
-        if self.critic is not None:
-            self.critic.load(state.critic)
-
-    def _own_critic_tensors(self) -> dict[str, Tensor]:
-        return {} if self.critic is None else self.critic.tensors()
 
     def log_probs(
         self, sequences: Sequence[Sequence[int]], *, published: torch.dtype | None = None
@@ -449,12 +423,31 @@ class Learner:
         with rounded(self._scorer.parameters(), published):
             return self._log_probs(sequences)
 
+    @property
+    def computes_beside(self) -> bool:
+        """Whether log-probs of a snapshot can be computed beside the training: without other ranks, and without the
+        device that trains."""
+        return self._parallelism.is_plain
+
+    def log_probs_beside(self, snapshot: Snapshot) -> LogProbs:
+        """What gives the log-probs of a snapshot, or of the adapters as they are now, in another thread; for one
+        snapshot at a time."""
+        twin = self._twin = self._twin or Twin(self.model)
+        alone = self.settings.adapters is not None
+        adapters = {name: one.clone() for name, one in self.gathered("trained weights").items()} if alone else {}
+
+        def log_probs(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+            with twin.filled(adapters or snapshot.named()) as model, self._autocast():
+                return self._log_probs(sequences, PairScorer(model))
+
+        return log_probs
+
     @torch.no_grad()
-    def _log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    def _log_probs(self, sequences: Sequence[Sequence[int]], scorer: PairScorer | None = None) -> list[list[float]]:
         packed = rows([whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
         values: list[list[float]] = [[] for _ in sequences]
         micros = micro_batches(packed, self.settings.tokens_per_batch, self.layout)
-        for micro, scored in self._through(self._scorer, micros):
+        for micro, scored in self._through(scorer or self._scorer, micros):
             for index in {int(one) for one in micro.record.tolist()}:
                 values[index] = scored.log_probs[micro.record == index].tolist()
         return values
@@ -485,7 +478,11 @@ class Learner:
         return float(self._parallelism.summed(torch.tensor(count, device=self.accelerator.device)))
 
     def _collated(self, part: Sequence[Row]) -> MicroBatch:
-        return collate(part, self.layout, self.accelerator.device, self._log_dtype)
+        idle = None if self.images.how is None else CANARY
+        return collate(part, self.layout, self.accelerator.device, self._log_dtype, self.images.patches, idle)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return precision.autocast(self.accelerator.device, self.settings.precision)
 
     def _passes(self) -> ColumnPasses:
         return ColumnPasses(
@@ -494,7 +491,7 @@ class Learner:
             self.critic,
             through=self._through,
             summed=self._parallelism.summed,
-            autocast=self.accelerator.autocast,
+            autocast=self._autocast,
             device=self.accelerator.device,
             dtype=self._log_dtype,
         )

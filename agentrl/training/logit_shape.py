@@ -27,10 +27,12 @@ DIRECT = frozenset(
         "mistral",
         "phi3",
         "qwen2",
+        "qwen2_5_vl",
         "qwen2_moe",
         "qwen3",
         "qwen3_moe",
         "qwen3_next",
+        "qwen3_vl",
     }
 )
 """Types of models whose logits are those of the head."""

@@ -3,7 +3,7 @@
 Invariants:
 - adapters begin with no effect, and with the same numbers on every rank;
 - a model without its adapters is the base, to the bit, so the base needs no copy to be compared with;
-- what engines get is the base with the adapters added, by the names that the base has;
+- what engines get is the base with the adapters added, by the names that the base has, or the adapters alone;
 - files of adapters are those that peft reads, and nothing of them is unpickled.
 """
 
@@ -22,17 +22,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agentrl.engines.adapters import ADAPTER_CONFIG, ADAPTER_FILE, PREFIX
 from agentrl.errors import ConfigError
 from agentrl.training.policy_model import layers_of
 
-ADAPTER_FILE = "adapter_model.safetensors"
-CONFIG_FILE = "adapter_config.json"
 _NAME = "default"
 _BASE = ".base_layer."
 _DOWN, _UP = f".lora_A.{_NAME}.", f".lora_B.{_NAME}."
-_PREFIX = "base_model.model."
-"""Of the names in peft's files."""
 _SEED = 0
+TOWER = "visual"
+"""The part of a model that reads images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class Adapters:
     rank: int
     alpha: float
     targets: tuple[str, ...] = ()
-    """Names of linear layers; empty: all within the decoder's layers."""
+    """Names of linear layers; empty: all within the decoder's layers. Layers of a vision tower have adapters only under
+    names that no layer of the decoder has."""
 
     @property
     def scale(self) -> float:
@@ -65,18 +65,25 @@ def add(model: transformers.PreTrainedModel, wanted: Adapters) -> None:
 
 
 def _targets(model: transformers.PreTrainedModel, wanted: Sequence[str]) -> list[str]:
-    found = {
-        name.rpartition(".")[2]
-        for layer in layers_of(model)
-        for name, module in layer.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
-    if unknown := sorted(set(wanted) - found):
+    """The whole names of the layers, because parts of a model may have layers of the same name."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    inner = {id(module) for layer in layers_of(model) for module in layer.modules()}
+    decoder = [name for name, module in linear.items() if id(module) in inner]
+    tower = [name for name in linear if TOWER in name.split(".")]
+    if not wanted:
+        return decoder
+    found = {target: _named(decoder, target) or _named(tower, target) for target in wanted}
+    if unknown := sorted(target for target, names in found.items() if not names):
+        known = sorted({name.rpartition(".")[2] for name in decoder})
         raise ConfigError(
             f"training.lora.targets: the model has no linear layer {unknown[0]!r} within its decoder's layers.",
-            hint=f"It has: {', '.join(sorted(found))}.",
+            hint=f"It has: {', '.join(known)}.",
         )
-    return sorted(wanted or found)
+    return [name for names in found.values() for name in names]
+
+
+def _named(layers: Sequence[str], target: str) -> list[str]:
+    return [name for name in layers if f".{name}".endswith(f".{target}")]
 
 
 @contextlib.contextmanager
@@ -96,6 +103,16 @@ def without(model: transformers.PreTrainedModel) -> Iterator[None]:
             layer.scaling[_NAME] = scale
 
 
+def layers_with_input(module: Any) -> list[Any]:
+    """The layers that get the input of a linear layer: itself, or with adapters its base and the first of their two."""
+    return [module.base_layer, module.lora_A[_NAME]] if hasattr(module, "base_layer") else [module]
+
+
+def layers_with_output(module: Any) -> list[Any]:
+    """The layers whose output is added up to that of a linear layer."""
+    return [module.base_layer, module.lora_B[_NAME]] if hasattr(module, "base_layer") else [module]
+
+
 def merged(tensors: Mapping[str, Tensor], adapters: Adapters) -> dict[str, Tensor]:
     """The weights of a model with its adapters added, by the names that the model has without them."""
     found: dict[str, Tensor] = {}
@@ -111,8 +128,9 @@ def merged(tensors: Mapping[str, Tensor], adapters: Adapters) -> dict[str, Tenso
 
 
 def save(directory: Path, tensors: Mapping[str, Tensor], adapters: Adapters, *, base: Path) -> None:
-    """Writes the adapters, by their names in the model, as peft reads them."""
-    kept = {_PREFIX + name.replace(f".{_NAME}.", "."): tensor.contiguous() for name, tensor in tensors.items()}
+    """Writes the adapters, by their names in the model, as peft reads them. Layers of a vision tower and of the decoder
+    may have the same names, so whole names tell them apart."""
+    kept = {stored_name(name): tensor.contiguous() for name, tensor in tensors.items()}
     save_file(kept, directory / ADAPTER_FILE, {"format": "pt"})
     described = {
         "peft_type": "LORA",
@@ -122,10 +140,20 @@ def save(directory: Path, tensors: Mapping[str, Tensor], adapters: Adapters, *, 
         "lora_alpha": adapters.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted({name[: name.index(".lora_")].rpartition(".")[2] for name in tensors}),
+        "target_modules": sorted({_target_of(name) for name in tensors}),
         "inference_mode": True,
     }
-    (directory / CONFIG_FILE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def _target_of(name: str) -> str:
+    module = name[: name.index(".lora_")]
+    return module if {TOWER, "language_model"} & set(module.split(".")) else module.rpartition(".")[2]
+
+
+def stored_name(name: str) -> str:
+    """The name in peft's files of what the model has by this name."""
+    return PREFIX + name.replace(f".{_NAME}.", ".")
 
 
 def load(model: transformers.PreTrainedModel, directory: Path) -> None:
@@ -147,7 +175,7 @@ def load(model: transformers.PreTrainedModel, directory: Path) -> None:
 
 
 def has_adapters(directory: Path) -> bool:
-    return (directory / CONFIG_FILE).is_file()
+    return (directory / ADAPTER_CONFIG).is_file()
 
 
 def check_start(directory: Path, wanted: Adapters | None, *, is_checkpoint: bool) -> None:
@@ -180,14 +208,14 @@ def base_of(directory: Path) -> Path:
 
 def _described(directory: Path) -> dict[str, Any]:
     try:
-        found = json.loads((directory / CONFIG_FILE).read_bytes())
+        found = json.loads((directory / ADAPTER_CONFIG).read_bytes())
     except (OSError, ValueError) as broken:
-        raise ConfigError(f"{directory / CONFIG_FILE} cannot be read: {broken}.") from broken
+        raise ConfigError(f"{directory / ADAPTER_CONFIG} cannot be read: {broken}.") from broken
     return found if isinstance(found, dict) else {}
 
 
 def _inner(name: str) -> str:
     """The name of a tensor in the model."""
-    module, _, rest = name.removeprefix(_PREFIX).rpartition(".lora_")
+    module, _, rest = name.removeprefix(PREFIX).rpartition(".lora_")
     matrix, _, kind = rest.partition(".")
     return f"{module}.lora_{matrix}.{_NAME}.{kind}"

@@ -3,7 +3,7 @@
 Ranks along `replicate`, `shard` and `expert` train other groups of records; those along `tensor`, `context` and
 `pipeline` compute the same ones together. Ranks that are next to each other in the last dimension talk the most.
 
-Invariant: one process needs no groups; whoever has a dimension of size 1 is alone in it.
+Invariant: one process needs no groups; a process is alone in a dimension of size 1.
 """
 
 from __future__ import annotations

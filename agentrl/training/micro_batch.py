@@ -7,13 +7,19 @@ after another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.errors import ConfigError
+from agentrl.images.patches import Patches
+from agentrl.images.positions import image_runs, places_of
+from agentrl.images.processing import Size
+from agentrl.tokens.image_ids import label
 from agentrl.training.batch import Array
 from agentrl.training.packing import Layout, Row
 from agentrl.training.tree_attention import Tree, padding, tree_of
@@ -38,10 +44,33 @@ class MicroBatch:
     version: Tensor
     order: Tensor
     """The place of the token among those that its record trains."""
+    images: Images | None = None
+    """None if no token shows one. Else positions are [3, sequences, length]: time, row and column."""
 
 
-def collate(rows: Sequence[Row], layout: Layout, device: torch.device, dtype: torch.dtype) -> MicroBatch:
-    """`dtype` is that of log-probs: float32, or float64 where exactness is tested."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Images:
+    """The images of a forward pass, each once."""
+
+    pixels: Tensor
+    """The patches of all of them."""
+    frames: Tensor
+    """Time, rows and columns of patches of each."""
+    shown: Tensor
+    """For each token of an image, in order: its place among the tokens of all of them."""
+
+
+def collate(
+    rows: Sequence[Row],
+    layout: Layout,
+    device: torch.device,
+    dtype: torch.dtype,
+    images: Mapping[int, Patches] = MappingProxyType({}),
+    idle: int | None = None,
+) -> MicroBatch:
+    """`dtype` is that of log-probs: float32, or float64 where exactness is tested. `images`: at least those that the
+    rows show. `idle` of them is computed and not used if rows show none, because the vision tower takes part in every
+    pass: other ranks wait for its weights, and its optimizer state moves it on as it does the rest."""
     lengths = [len(row) for row in rows]
     begins = np.cumsum([0, *lengths[:-1]])
     asked = [len(row.asked_at) for row in rows]
@@ -63,6 +92,10 @@ def collate(rows: Sequence[Row], layout: Layout, device: torch.device, dtype: to
         tree = None
         asked_row = torch.from_numpy(np.repeat(np.arange(len(rows)), asked)).to(device)
         asked_at = joined(row.asked_at for row in rows)
+    seen = _images_of(rows, images, device, idle)
+    if seen is not None:
+        of_rows = [places_of(row.ids, row.positions, row.ends, grids_of(images)).positions for row in rows]
+        positions = torch.stack([_in_layout([one[side] for one in of_rows], ids.shape, device) for side in range(3)])
     return MicroBatch(
         ids=ids,
         positions=positions,
@@ -76,7 +109,41 @@ def collate(rows: Sequence[Row], layout: Layout, device: torch.device, dtype: to
         behaviour=joined((row.pairs.behaviour for row in rows), dtype),
         version=joined(row.pairs.version for row in rows),
         order=joined(row.pairs.order for row in rows),
+        images=seen,
     )
+
+
+def _images_of(
+    rows: Sequence[Row], images: Mapping[int, Patches], device: torch.device, idle: int | None
+) -> Images | None:
+    runs = [run for row in rows for run in image_runs(row.ids)]
+    numbers = list(dict.fromkeys(run.number for run in runs)) or ([] if idle is None else [idle])
+    if not numbers:
+        return None
+    if missing := [label(number) for number in numbers if number not in images]:
+        raise ConfigError(f"Records that show images are trained within their run only: {missing[0]} did not come.")
+    own = [images[number] for number in numbers]
+    begins = dict(zip(numbers, np.cumsum([0, *(one.tokens for one in own[:-1])]).tolist(), strict=True))
+    shown = np.concatenate(
+        [np.empty(0, dtype=np.int64), *(begins[run.number] + np.arange(run.stop - run.start) for run in runs)]
+    )
+    return Images(
+        pixels=torch.from_numpy(np.concatenate([one.values for one in own])).to(device),
+        frames=torch.tensor([one.frames for one in own], device=device),
+        shown=torch.from_numpy(shown).to(device),
+    )
+
+
+def grids_of(images: Mapping[int, Patches]) -> dict[int, Size]:
+    return {number: one.grid for number, one in images.items()}
+
+
+def _in_layout(arrays: Sequence[Array], shape: torch.Size, device: torch.device) -> Tensor:
+    """One after another in a single sequence, or each in its own; padded with zeros."""
+    if shape[0] == 1:
+        whole = np.concatenate(arrays)
+        return _padded([whole], shape[1], device)
+    return _padded(arrays, shape[1], device)
 
 
 def _columns(rows: Sequence[Row]) -> tuple[list[Array], list[Array]]:

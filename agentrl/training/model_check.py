@@ -6,6 +6,7 @@ Invariant: the file imports no torch, because the command line runs these checks
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_config import TINY
 from agentrl.errors import ConfigError
-from agentrl.training.architectures import LINEAR_MODELS, TREE_MODELS
+from agentrl.images.processing import processing_of, reads_images
+from agentrl.training.architectures import LINEAR_MODELS, TREE_MODELS, VISION_MODELS
 from agentrl.training.parallel_check import refuse_parallel
 
 _AGAIN = "Copy or download it again; after `git clone`, `git lfs pull` gets the weights."
@@ -43,23 +45,60 @@ def refuse_model(config: RunConfig) -> None:
     for file in sorted(directory.glob("*.safetensors")):
         refuse_incomplete(file)
     kind = str(described.get("model_type") or "")
-    if "vision_config" in described:
-        raise ConfigError(
-            f"model.path: {directory} reads images ({kind}), and images are not supported: not in prompts, by engines "
-            "or in training.",
-            hint="Name a text model of the same family.",
-        )
+    if reads_images(described):
+        _refuse_vision(config, directory, described)
     trainable(kind)
     refuse_parallel(sizes, described)
     Template.of(directory, config.model.template)
 
 
+def _refuse_vision(config: RunConfig, directory: Path, described: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a model that reads images if it cannot work in this run."""
+    kind = str(described.get("model_type") or "")
+    if kind not in VISION_MODELS:
+        raise ConfigError(
+            f"model.path: {directory} reads images, and it is not known how models of the type {kind!r} do.",
+            hint=f"Known types that read images are: {', '.join(sorted(VISION_MODELS))}. Or name a text model.",
+        )
+    processing_of(directory, described)
+    if not Template.of(directory, config.model.template if config.model else None).has_images:
+        raise ConfigError(
+            f"model.path: {directory} reads images, and its chat template writes none into messages.",
+            hint="Its config.json needs image_token_id, and its chat template content that is a list of parts.",
+        )
+    if config.training.advantage == "gae":
+        raise ConfigError("training.advantage: models that read images have no critic.", hint="Set grpo.")
+    if config.training.publication.adapters == "apart" and config.engines.kind != "embedded":
+        raise ConfigError(
+            "training.publication.adapters: only embedded engines load adapters of a model that reads images.",
+            hint="Set merged.",
+        )
+    if config.engines.kind not in ("embedded", "sglang"):
+        raise ConfigError(f"engines.kind: {config.engines.kind} gets no images.", hint="Set `embedded` or `sglang`.")
+    if config.engines.kind == "sglang" and (problem := _not_by_sglang(described)):
+        raise ConfigError(
+            f"engines.kind: sglang does not compute images of this model: {problem}.", hint="Set `embedded`."
+        )
+
+
+def _not_by_sglang(described: Mapping[str, Any]) -> str:
+    """Empty, or what SGLang takes for granted of a type, as published models have it, and this one has otherwise."""
+    seen, text = described["vision_config"], described.get("text_config") or described
+    sizes = {"patch_size": 14, "temporal_patch_size": 2}
+    if described.get("model_type") == "qwen2_5_vl":
+        wrong = [name for name, size in sizes.items() if seen.get(name, size) != size]
+        return f"vision_config.{wrong[0]} is not {sizes[wrong[0]]}" if wrong else ""
+    rotation = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return "" if rotation.get("mrope_interleaved") else "config.json has no mrope_interleaved"
+
+
 def trainable(kind: str) -> None:
     """Raise ConfigError for a `model_type` of which it is not known how to pack its trajectories."""
-    if kind not in TREE_MODELS | LINEAR_MODELS:
+    known = TREE_MODELS | LINEAR_MODELS | VISION_MODELS
+    if kind not in known:
         raise ConfigError(
             f"Models of the type {kind!r} cannot be trained: it is not known how to pack their trajectories.",
-            hint=f"Known types are: {', '.join(sorted(TREE_MODELS | LINEAR_MODELS))}.",
+            hint=f"Known types are: {', '.join(sorted(known))}.",
         )
 
 

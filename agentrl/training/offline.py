@@ -20,7 +20,15 @@ from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.store.demonstrations import parser_of, read_demonstrations
-from agentrl.training import batch_dumps, checkpoints, initial_model, rank_processes, recorded_episodes, warmup
+from agentrl.training import (
+    batch_dumps,
+    checkpoints,
+    initial_model,
+    rank_processes,
+    recorded_episodes,
+    reference_model,
+    warmup,
+)
 from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DumpedBatch
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
@@ -158,7 +166,7 @@ def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
     if settings.adapters is not None:
         if config.training.reference == "initial":
             learner.compare_with(None)
-    elif (kept := Path(config.dir) / initial_model.REFERENCE).is_dir():
+    elif (kept := Path(config.dir) / reference_model.REFERENCE).is_dir():
         learner.compare_with(kept)
     if not (start / PROGRESS_FILE).is_file():
         return learner, Progress(step=0, version=0)

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,12 +43,11 @@ from agentrl.training.mesh import Mesh, Sizes
 from agentrl.training.packing import Pairs, Row
 from agentrl.training.parallel_check import refuse_parallel
 from agentrl.training.policy_model import compile_layers
+from agentrl.training.precision import Precision, accelerated
 from agentrl.training.scorers import Scorer
 from agentrl.training.sharding import Keeping
 
 AnyScorer = TypeVar("AnyScorer", bound=Scorer[Any])
-
-Precision = Literal["float32", "bfloat16"]
 
 _BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 _NO_INDICES = np.empty(0, dtype=np.int64)
@@ -78,9 +77,8 @@ def start(sizes: Sizes, precision: Precision) -> Accelerator:
     if ranks > 1 and not torch.distributed.is_initialized():
         _meet(ranks)
     # Without the flag, accelerate starts gloo on no processor: it looks for the collectives of a GPU.
-    mixed = "bf16" if precision == "bfloat16" else "no"
     threads = torch.get_num_threads()
-    accelerator = Accelerator(mixed_precision=mixed, cpu=ranks > 1 and not torch.cuda.is_available())
+    accelerator = Accelerator(mixed_precision=accelerated(precision), cpu=ranks > 1 and not torch.cuda.is_available())
     # It gives every rank the threads of the whole host, which then wait for each other.
     torch.set_num_threads(threads)
     return accelerator
@@ -122,6 +120,11 @@ class Parallelism:
         """Whether this rank writes files and knows the store."""
         return self.rank == 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this process alone has the whole model, on processors."""
+        return self.ranks == 1 and self._mesh.spread is None and self._device.type == "cpu"
+
     def apply(self, scorer: AnyScorer) -> AnyScorer:
         """Changes the scorer and its model in place. Raises ConfigError if the model cannot be spread like that."""
         refuse_parallel(asdict(self._plan.sizes), scorer.model.config.to_dict())
@@ -143,9 +146,10 @@ class Parallelism:
         count = 1 if stages == 1 else stages * pipeline.AT_ONCE
         return (micros[start : start + count] for start in range(0, len(micros), count))
 
-    def clip(self, scorer: Scorer[Any], longest: float) -> float:
-        """Completes the gradient and scales it down to a length; returns the length that it had."""
-        return spread_tensors.clip_gradient(scorer, self._mesh, longest)
+    def clip(self, scorer: Scorer[Any], longest: float, *, scale: float = 1.0) -> float:
+        """Completes the gradient, of a loss that was multiplied by `scale`, and scales it down to a length; returns the
+        length that it had, the same on all ranks."""
+        return spread_tensors.clip_gradient(scorer, self._mesh, longest, scale)
 
     # ---- what ranks share ----
 

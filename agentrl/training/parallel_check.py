@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.images.processing import reads_images
 from agentrl.training.architectures import EXPERT_MODELS, FUSED_MODELS, packs_trees
 
 _EVEN = ("tensor", "expert")
@@ -31,7 +32,8 @@ def refuse_parallel(sizes: Mapping[str, int], described: Mapping[str, Any]) -> N
 
 def _limits(described: Mapping[str, Any]) -> dict[str, float]:
     """The most ranks along each dimension; fewer must divide it, but for layers."""
-    trees = packs_trees(described)
+    # A vision tower is spread by shards and replicas only.
+    trees = packs_trees(described) and not reads_images(described)
     kind = str(described.get("model_type"))
     experts = _experts(described) if kind in EXPERT_MODELS else 1
     return {

@@ -18,8 +18,9 @@ import transformers
 from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import ConfigError
+from agentrl.images.processing import FILES, Processing, processing_from, reads_images
 from agentrl.training import tree_attention
-from agentrl.training.architectures import packs_trees
+from agentrl.training.architectures import VISION_MODELS, packs_trees
 from agentrl.training.model_check import trainable
 from agentrl.training.packing import Layout
 
@@ -33,6 +34,9 @@ COMPANIONS = (
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 """Files of a model besides its configuration and weights; they are copied unchanged."""
 
@@ -43,14 +47,17 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transf
         raise ConfigError(f"{directory} is not a model: it has no config.json.")
     with _quietly():
         try:
+            described = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+            reads_images = described.model_type in VISION_MODELS
+            kind: Any = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
             # safetensors only: reading never unpickles.
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, use_safetensors=True, local_files_only=True
-            )
+            model = kind.from_pretrained(directory, dtype=dtype, use_safetensors=True, local_files_only=True)
         except (OSError, ValueError, KeyError) as broken:
             raise ConfigError(f"The model in {directory} cannot be loaded: {broken}.") from broken
     if layout_of(model) == "tree":
-        model.set_attn_implementation(tree_attention.NAME)
+        # A vision tower has no trees.
+        both = {"text_config": tree_attention.NAME, "vision_config": "sdpa"}
+        model.set_attn_implementation(both if reads_images else tree_attention.NAME)
     model.train(False)
     return cast(transformers.PreTrainedModel, model)
 
@@ -77,6 +84,19 @@ def layout_of(model: transformers.PreTrainedModel) -> Layout:
     """How rows of this model may be packed. Raises ConfigError for an architecture in neither list."""
     trainable(str(model.config.model_type))
     return "tree" if packs_trees(model.config.to_dict()) else "linear"
+
+
+def how_images_are_shown(
+    model: transformers.PreTrainedModel, companions: Mapping[str, bytes], directory: Path
+) -> Processing | None:
+    """By the processor of the model's directory; None for a model of texts. Raises ConfigError."""
+    described = model.config.to_dict()
+    if not reads_images(described):
+        return None
+    name = next((name for name in FILES if name in companions), None)
+    if name is None:
+        raise ConfigError(f"{directory} reads images and has no {FILES[0]}.")
+    return processing_from(companions[name], name, described, str(directory))
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:

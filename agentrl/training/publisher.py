@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agentrl.config.run import RunConfig
-from agentrl.engines.manifest import Manifest
+from agentrl.engines.canary import Canary
+from agentrl.engines.manifest import Base, Manifest
 from agentrl.http import run_hosts
 from agentrl.store import lineages, publications, steps
 from agentrl.store.database import Database
 from agentrl.training import disk_retention, weight_files
 from agentrl.training.learner import Learner
+from agentrl.training.published_base import publish_base
 from agentrl.training.weight_files import Former, Prepared
 
 Until = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -42,11 +44,14 @@ class Publisher:
         self._shard_bytes = config.training.publication.shard
         self._with_deltas = _wants_deltas(config)
         self._former: Former | None = None
+        self._base: Base | None = None
         self._until_done = until_done
         self._on_announced = on_announced
         self._keep = keep
         self._task: asyncio.Task[None] | None = None
         self._written: Manifest | None = None
+        self.canary: Canary | None = None
+        """Of the newest version that is written."""
 
     def begin(self, prepared: Prepared, learner: Learner, lineage: str) -> None:
         """The version before must be settled."""
@@ -78,6 +83,8 @@ class Publisher:
             await asyncio.wait([self._task])
 
     async def _publish(self, prepared: Prepared, learner: Learner, lineage: str) -> None:
+        if prepared.apart and self._base is None:
+            self._base = await asyncio.to_thread(publish_base, self._run_dir, learner.base)
         if self._written is None:
             self._written = await asyncio.to_thread(
                 weight_files.write_weights,
@@ -86,7 +93,9 @@ class Publisher:
                 learner,
                 shard_bytes=self._shard_bytes,
                 former=self._former,
+                base=self._base if prepared.apart else None,
             )
+            self.canary = self._written.canary
         version, document = prepared.version, weight_files.as_document(self._written)
         # A trainer that was replaced and does not know it must not publish.
         is_open = await lineages.is_open(self._database, lineage)

@@ -18,7 +18,7 @@ import msgspec
 from agentrl.config.run_marker import MARKER
 from agentrl.errors import ConfigError
 from agentrl.files.frames import FilesError
-from agentrl.files.pieces import Content, content_of
+from agentrl.files.pieces import Content, content_of, is_content
 
 Bring = Callable[[str, Mapping[str, Content]], None]
 """Gets files into a directory, relative to that of the run. Raises FilesError."""
@@ -95,6 +95,6 @@ def _different(directory: Path, wanted: Mapping[str, Content]) -> list[str]:
 
 def _is(file: Path, content: Content) -> bool:
     try:
-        return file.stat().st_size == content.bytes and content_of(file).blake2b == content.blake2b
+        return is_content(file, content)
     except OSError:
         return False

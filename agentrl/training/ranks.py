@@ -28,7 +28,8 @@ from agentrl.files.pieces import Content
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import checkpoints
 from agentrl.training.batch import Batch
-from agentrl.training.learner import Gathered, Learner, LearnerSettings, StepResult
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import Gathered, LearnerSettings, StepResult
 from agentrl.training.parallel import start
 from agentrl.training.policy_model import name_of
 from agentrl.training.rank_files import Place, RankFiles

@@ -13,24 +13,26 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from agentrl.config.lora import Lora
 from agentrl.config.run import RunConfig
-from agentrl.config.training import RecordedEpisodes
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.unit_files import UnitFiles
+from agentrl.protocol.knob import KnobValue
 from agentrl.store import checkpoints as stored
 from agentrl.store import lineages, publications, rollbacks
 from agentrl.store.database import Database
 from agentrl.store.demonstrations import Demonstration, parser_of, read_demonstrations
-from agentrl.store.documents import Checkpoint, Lineage
+from agentrl.store.weight_documents import Checkpoint, Lineage
 from agentrl.training import checkpoints, disk_retention, initial_model, recorded_episodes
 from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import tokenized
-from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
 from agentrl.training.lora import Adapters, check_start
 from agentrl.training.mesh import Sizes
 from agentrl.training.optimizers import AdamW
@@ -65,7 +67,7 @@ class Start:
     """Checkpoints that were passed over because their files differ from what was written."""
     rolled_back: bool
     """It starts from the history of the checkpoint that an operator chose."""
-    settings: dict[str, float | str]
+    settings: dict[str, KnobValue]
     """The scientific settings of the last step before the checkpoint."""
 
 
@@ -116,8 +118,57 @@ async def take_over(
     gets what a trainer on another host wrote."""
     for directory in (run_dir / CHECKPOINTS, run_dir / "weights"):
         sweep_unfinished(directory)
+    history = await _begin(database, run_dir, owner, files or UnitFiles(None))
+    chosen = history.checkpoint
+    await disk_retention.remove_incomplete_checkpoints(database, run_dir)
+    report(history.sentence)
+    demonstrations = await asyncio.to_thread(_demonstrations, config)
+    model = await asyncio.to_thread(initial_model.model_directory, config, run_dir, demonstrations)
+    source = run_dir / chosen.path if chosen else model
+    settings = settings_of(config)
+    check_start(source, settings.adapters, is_checkpoint=chosen is not None)
+    contents = stored.contents_of(chosen.files) if chosen else None
+    base = None if settings.adapters is None else model
+    learner = await asyncio.to_thread(load, source, settings, base=base, on_progress=on_progress, contents=contents)
+    trajectories = await asyncio.to_thread(_trajectories, config, demonstrations, source, new_run=chosen is None)
+    warmed_up = chosen is None and await asyncio.to_thread(_warm_up, learner, config, trajectories, report)
+    if chosen is not None and not await asyncio.to_thread(checkpoints.restore_optimizers, source, learner):
+        log.warning("%s was written with another optimizer: the optimizer begins with fresh state", chosen.id)
+    # Without a checkpoint these are the weights of the very first publication again.
+    parent = chosen.version or None if chosen else min(await publications.parents(database), default=None)
+    unused = bool(chosen and config.training.warmup.steps and trajectories) and not await stored.has_first(database)
+    if unused:
+        log.warning("training.warmup is skipped: the run began without it and continues from %s", chosen and chosen.id)
+    return Start(
+        lineage=history.lineage,
+        learner=learner,
+        step=chosen.step if chosen else 0,
+        checkpoint=chosen.id if chosen else "",
+        parent=parent,
+        new_run=chosen is None,
+        warmed_up=warmed_up,
+        warmup_unused=unused,
+        probes=await asyncio.to_thread(_probes, config, trajectories, source),
+        damaged=history.damaged,
+        rolled_back=history.rolled_back,
+        settings=checkpoints.read_progress(source).settings if chosen else {},
+    )
+
+
+class _History(NamedTuple):
+    """The part of a run that its trainer goes on from."""
+
+    lineage: Lineage
+    checkpoint: Checkpoint | None
+    damaged: int
+    rolled_back: bool
+    sentence: str
+
+
+async def _begin(database: Database, run_dir: Path, owner: str, files: UnitFiles) -> _History:
+    """Opens a lineage at the newest intact checkpoint, or at the one that an operator chose."""
     request = await rollbacks.requested(database)
-    chosen, damaged = await _choose(database, run_dir, files or UnitFiles(None))
+    chosen, damaged = await _choose(database, run_dir, files)
     rolled_back_to = await rollbacks.not_evaluated(database)
     if request is not None:
         await rollbacks.keep_newest(database, request)
@@ -130,53 +181,11 @@ async def take_over(
         after_step=chosen.step if chosen else 0,
         rolled_back_to=rolled_back_to,
     )
-    await disk_retention.remove_incomplete_checkpoints(database, run_dir)
-    starts = f"starts from {chosen.id}" if chosen else "starts from the beginning"
+    sentence = f"starts from {chosen.id}" if chosen else "starts from the beginning"
     if request is not None and not rolled_back_to:
-        starts += f": {request.checkpoint}, chosen for a rollback, and all checkpoints before it are gone or damaged"
-        log.error("%s", starts)
-    report(starts)
-    demonstrations = await asyncio.to_thread(_demonstrations, config)
-    model = await asyncio.to_thread(initial_model.model_directory, config, run_dir, demonstrations)
-    source = run_dir / chosen.path if chosen else model
-    settings = settings_of(config)
-    check_start(source, settings.adapters, is_checkpoint=chosen is not None)
-    contents = stored.contents_of(chosen.files) if chosen else None
-    base = None if settings.adapters is None else model
-    learner = await asyncio.to_thread(load, source, settings, base=base, on_progress=on_progress, contents=contents)
-    variables = config.model.template if config.model is not None else {}
-    trajectories = await asyncio.to_thread(tokenized, demonstrations, source, variables, config.training.warmup.roles)
-    if chosen is None and (recorded := config.training.warmup.recorded).filter:
-        trajectories += await asyncio.to_thread(_recorded, config, recorded, source)
-    warmed_up = False
-    if chosen is None:
-        warmed_up = await asyncio.to_thread(_warm_up, learner, config, trajectories, report)
-    elif not await asyncio.to_thread(checkpoints.restore_optimizers, source, learner):
-        log.warning("%s was written with another optimizer: the optimizer begins with fresh state", chosen.id)
-    versions = await publications.parents(database)
-    # Without a checkpoint these are the weights of the very first publication again.
-    parent = chosen.version or None if chosen else min(versions, default=None)
-    probes = [np.concatenate([segment.ids for segment in one.segments]).tolist() for one in trajectories]
-    if not probes:
-        probes = await asyncio.to_thread(initial_model.prompts, config, source, PROBED_DEMONSTRATIONS)
-    step = chosen.step if chosen else 0
-    unused = bool(chosen and config.training.warmup.steps and trajectories) and not await stored.has_first(database)
-    if unused:
-        log.warning("training.warmup is skipped: the run began without it and continues from %s", chosen and chosen.id)
-    return Start(
-        lineage=lineage,
-        learner=learner,
-        step=step,
-        checkpoint=chosen.id if chosen else "",
-        parent=parent,
-        new_run=chosen is None,
-        warmed_up=warmed_up,
-        warmup_unused=unused,
-        probes=probes[:PROBED_DEMONSTRATIONS],
-        damaged=damaged,
-        rolled_back=bool(rolled_back_to),
-        settings=checkpoints.read_progress(source).settings if chosen else {},
-    )
+        sentence += f": {request.checkpoint}, chosen for a rollback, and all checkpoints before it are gone or damaged"
+        log.error("%s", sentence)
+    return _History(lineage, chosen, damaged, bool(rolled_back_to), sentence)
 
 
 async def _choose(database: Database, run_dir: Path, files: UnitFiles) -> tuple[Checkpoint | None, int]:
@@ -211,8 +220,21 @@ def _demonstrations(config: RunConfig) -> list[Demonstration]:
     return read_demonstrations(warmup.dataset, parser=parser_of(config)) if warmup.dataset else []
 
 
-def _recorded(config: RunConfig, wanted: RecordedEpisodes, model: Path) -> list[Trajectory]:
-    return recorded_episodes.read(config, wanted, recorded_episodes.choose(config, wanted), model)
+def _trajectories(
+    config: RunConfig, demonstrations: list[Demonstration], model: Path, *, new_run: bool
+) -> list[Trajectory]:
+    """What a warm-up trains on."""
+    variables = config.model.template if config.model is not None else {}
+    found = tokenized(demonstrations, model, variables, config.training.warmup.roles)
+    wanted = config.training.warmup.recorded
+    if new_run and wanted.filter:
+        found += recorded_episodes.read(config, wanted, recorded_episodes.choose(config, wanted), model)
+    return found
+
+
+def _probes(config: RunConfig, trajectories: list[Trajectory], model: Path) -> list[list[int]]:
+    own = [np.concatenate([segment.ids for segment in one.segments]).tolist() for one in trajectories]
+    return (own or initial_model.prompts(config, model, PROBED_DEMONSTRATIONS))[:PROBED_DEMONSTRATIONS]
 
 
 def _warm_up(

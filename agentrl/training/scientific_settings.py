@@ -1,22 +1,24 @@
 """The settings that decide what a step learns, so that the weights before each change of them are kept.
 
-Not those of the sampler (how long an episode may take, and its turns): they are not stored with a task or a record. A
-rollback finds them in the history of the knobs.
+Not those of the sampler (how long an episode may take, and its turns), of single environments and of stages: they are
+not stored with a task or a record. A rollback finds them in the history of the knobs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.store.documents import Task
 from agentrl.training.trainer_knobs import Plan
 
-Settings = dict[str, float | str]
-_OF_SAMPLING = ("temperature", "max_tokens")
+Settings = dict[str, KnobValue]
+_OF_SAMPLING = {"temperature": "temperature", "max_tokens": "max_tokens_per_call"}
+"""Knobs, and what a task calls them."""
 
 
 def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
-    """Of a step: the plan, and how the newest of its groups was sampled."""
+    """Of a step: the plan, and how the newest of its groups was sampled and closed."""
     found: Settings = {
         "learning_rate": plan.learning_rate,
         "groups": plan.groups,
@@ -25,6 +27,8 @@ def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
         "clip_high": plan.loss.clip_high,
         "strategy": plan.freshness.strategy,
         "intervened_share": plan.intervened_share,
+        "normalise": plan.normalise,
+        "balance": plan.balance,
     }
     if plan.loss.decay is not None:
         decay = plan.loss.decay
@@ -35,11 +39,12 @@ def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
     newest = max(usual, key=lambda task: task.admitted_order, default=None)
     if newest is not None:
         found["n"] = newest.n
-        found |= {name: newest.sampling[name] for name in _OF_SAMPLING if name in newest.sampling}
+        found |= {name: newest.sampling[kept] for name, kept in _OF_SAMPLING.items() if kept in newest.sampling}
+        found |= newest.closing
     return found
 
 
-def change(before: Mapping[str, float | str], after: Mapping[str, float | str]) -> str:
+def change(before: Mapping[str, KnobValue], after: Mapping[str, KnobValue]) -> str:
     """`learning_rate 0.0005 -> 0.05`; empty if nothing changed. A setting that was not known before has not changed."""
     changed = [name for name in before if name in after and after[name] != before[name]]
-    return ", ".join(f"{name} {before[name]} -> {after[name]}" for name in changed)
+    return ", ".join(f"{name} {plain_value(before[name])} -> {plain_value(after[name])}" for name in changed)

@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from agentrl.engines.embedded import vision
 from agentrl.training.micro_batch import MicroBatch
 
 Columns = TypeVar("Columns", bound=tuple[Tensor, ...])
@@ -51,7 +52,11 @@ class Scorer(torch.nn.Module, Generic[Columns]):
         """The hidden states after the last layer, of all places."""
         model: Any = self.model
         tree = {} if batch.tree is None else {"tree": batch.tree}
+        inputs = {"input_ids": batch.ids}
+        if batch.images is not None:
+            seen = vision.features_of(model, batch.images.pixels, batch.images.frames)
+            inputs = vision.decoder_inputs(model, batch.ids, seen.at(batch.images.shown))
         found: Tensor = model.get_decoder()(
-            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **tree
+            position_ids=batch.positions, use_cache=False, **inputs, **tree
         ).last_hidden_state
         return found

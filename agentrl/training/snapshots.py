@@ -2,7 +2,7 @@
 
 Invariants:
 - a snapshot has the weights as they were when it was taken: it is copied beside the computation of the next step, and
-  before weights change, whoever changes them waits for the copy;
+  what changes weights waits for the copy first;
 - numbers are narrowed to the published type, except buffers, which engines want as they are.
 """
 
@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from agentrl.files.pieces import threads
 
 Weights = dict[str, Tensor]
 
@@ -36,6 +39,7 @@ class Snapshot:
         self._live: Weights | None = weights
         self._narrow = frozenset(narrow)
         self._stored = stored
+        self._named: Weights = {}
         self._copied: Weights = {}
         self._lock = threading.Lock()
 
@@ -43,9 +47,18 @@ class Snapshot:
         """The copy, by the names that files have. The first caller makes it, and others wait for that."""
         with self._lock:
             if self._live is not None:
-                self._copied = self._stored({name: self._copy(name, one) for name, one in self._live.items()})
+                # Training waits for the copy, or engines wait for its files: several threads make it.
+                with ThreadPoolExecutor(max_workers=threads(), thread_name_prefix="snapshot") as pool:
+                    copies = pool.map(self._copy, self._live, self._live.values())
+                    self._named = dict(zip(self._live, copies, strict=True))
+                self._copied = self._stored(self._named)
                 self._live = None
             return self._copied
+
+    def named(self) -> Weights:
+        """The same by the names that the model has."""
+        self.take()
+        return self._named
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         dtype = self.dtype if name in self._narrow and tensor.is_floating_point() else tensor.dtype

@@ -88,19 +88,20 @@ def _received(stage: int, stages: ProcessGroup, device: torch.device) -> dict[st
     }
 
 
-def clip_gradient(scorer: Scorer[Any], mesh: Mesh, longest: float) -> float:
-    """Completes the gradient and scales it down to a length; returns the length that it had."""
+def clip_gradient(scorer: Scorer[Any], mesh: Mesh, longest: float, scale: float) -> float:
+    """Completes the gradient, divides it by `scale`, and scales it down to a length; returns the length before that."""
     named = {name: one.grad for name, one in scorer.model.named_parameters() if one.grad is not None}
     for incomplete in scorer.incomplete:
         _complete([own(named[name]) for name in incomplete.names if name in named], incomplete.complete)
     if not named:
-        return _length(torch.zeros(()), mesh)
+        return _length(torch.zeros(()), mesh) / scale
     elsewhere = {name for incomplete in scorer.incomplete if not incomplete.counts for name in incomplete.names}
     parts = [own(gradient) for gradient in named.values()]
     lengths = torch.stack([one.to(parts[0].device) for one in torch._foreach_norm(parts)]).double()
     copies = [0.0 if name in elsewhere else 1 / _copies(one, mesh) for name, one in named.items()]
-    length = _length((lengths**2 * torch.tensor(copies, dtype=lengths.dtype, device=lengths.device)).sum(), mesh)
-    torch._foreach_mul_(parts, min(1.0, longest / (length + 1e-6)))
+    shares = torch.tensor(copies, dtype=lengths.dtype, device=lengths.device)
+    length = _length((lengths**2 * shares).sum(), mesh) / scale
+    torch._foreach_mul_(parts, min(1.0, longest / (length + 1e-6)) / scale)
     return length
 
 

@@ -51,14 +51,6 @@ class Facts(NamedTuple):
     """[versions, 2]: lower and upper bound of the ratio."""
 
 
-class State(NamedTuple):
-    """A copy of the trained weights and of the optimizer state."""
-
-    weights: dict[str, Tensor]
-    optimizers: dict[str, Tensor]
-    critic: dict[str, Tensor]
-
-
 class Part(NamedTuple):
     """The data of one optimizer step."""
 

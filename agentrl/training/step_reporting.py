@@ -24,7 +24,7 @@ from agentrl.telemetry.learning_metrics import MISMATCH_K3_OVER_LIMIT, MISMATCH_
 from agentrl.training import weight_files
 from agentrl.training.batch_assembly import Assembled
 from agentrl.training.batch_selection import Look
-from agentrl.training.learner import StepResult
+from agentrl.training.learner_settings import StepResult
 from agentrl.training.policy_model import name_of
 from agentrl.unit import Unit
 

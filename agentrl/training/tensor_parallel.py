@@ -1,7 +1,8 @@
 """Each rank along `tensor` computes a part of every layer: some heads, some inner columns, some experts, some words.
 
 The model's own plan in transformers says which of its matrices are divided by columns and which by rows. Attention and
-the head need no change: they see fewer heads, or a part of the vocabulary (`pair_scores`).
+the head need no change: they see fewer heads, or a part of the vocabulary (`pair_scores`). Of adapters, the matrix at
+the divided side of their layer is divided like it.
 
 Invariants:
 - between layers all ranks have the same hidden states, and the same gradients of them;
@@ -21,7 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from agentrl.training import collectives
+from agentrl.training import collectives, lora
 from agentrl.training.mesh import Mesh
 from agentrl.training.pair_scores import PairScorer, PartOfVocabulary
 from agentrl.training.scorers import Incomplete, Scorer
@@ -41,12 +42,11 @@ def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
     names = {id(parameter): name for name, parameter in scorer.model.named_parameters()}
     for name, module in decoder.named_modules():
         how = next((style for pattern, style in plan.items() if fnmatch.fnmatchcase(name, pattern)), None)
-        if not module._parameters:
-            continue
         if how == PARTIAL:
             partial += [names[id(parameter)] for parameter in module.parameters()]
         elif how in _DIVIDED:
-            _DIVIDED[how](module, ranks, group)
+            for part in lora.layers_with_input(module) if how == ROWS else lora.layers_with_output(module):
+                _DIVIDED[how](part, ranks, group)
     if partial:
         scorer.incomplete.append(
             Incomplete(partial, lambda gradient: torch.distributed.all_reduce(gradient, group=group))

@@ -15,22 +15,21 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
-from agentrl.engines.canary import Canary, Noise
 from agentrl.errors import AgentrlError, DiskError
 from agentrl.files.unit_files import UnitFiles
+from agentrl.images.processing import Processing
 from agentrl.policies.outcomes import longest_group_s
 from agentrl.policies.status_tables import Actor, StepStatus
 from agentrl.policies.version_tree import VersionTree
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
+from agentrl.store.document_ids import step_id
+from agentrl.store.documents import DBRecordData, Step
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.data_plane_metrics import CHECKPOINTS_DAMAGED, WARMUP_UNUSED, Meter
 from agentrl.telemetry.learning_metrics import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
@@ -38,30 +37,27 @@ from agentrl.tracing import spans, trace_context
 from agentrl.training import (
     batch_assembly,
     batch_selection,
-    checkpoints,
     device_turn,
-    disk_retention,
-    initial_model,
     poison_trials,
     scientific_settings,
     step_reporting,
-    weight_files,
 )
 from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DUMPS, BatchDumps
+from agentrl.training.batch_images import with_images
 from agentrl.training.batch_selection import Look, Place
-from agentrl.training.checkpoints import Progress
+from agentrl.training.computation import computed
 from agentrl.training.curve_sinks import RunName
 from agentrl.training.curves import Curves, undone_by
 from agentrl.training.device_turn import DeviceTurn
 from agentrl.training.evaluator import Evaluator, has_held_out_tasks
-from agentrl.training.learner import Learner, StepResult
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import StepResult
 from agentrl.training.learning_watch import LearningWatch
+from agentrl.training.outputs import Outputs
 from agentrl.training.poison_trials import Suspicion
-from agentrl.training.publisher import Publisher
 from agentrl.training.ranks import Loader, load_alone
-from agentrl.training.resume import CHECKPOINTS, Start, take_over
-from agentrl.training.scientific_settings import Settings
+from agentrl.training.resume import Start, take_over
 from agentrl.training.trainer_knobs import Knobs, Plan
 from agentrl.training.trainer_state import DivergedError, TrainerState, ending
 from agentrl.training.waiting import BatchWait, NoBatch, Retrying
@@ -75,13 +71,9 @@ WHOLE_LOOK_EVERY_S = 1.0
 PARKED_LOOK_EVERY_S = 1.0
 HOLD_LOOK_EVERY_S = 5.0
 START_AT_MOST_S = 1800.0
-COMPUTE_AT_MOST_S = 900.0
-"""Between two micro-batches; a step may take any number of them."""
 AWAY_AT_MOST_S = 600.0
 """After this time without a store or room on the disk the wait counts as late; the trainer continues to wait."""
 MAX_NOT_FINITE = 3
-
-T = TypeVar("T")
 
 
 class Trainer:
@@ -112,34 +104,16 @@ class Trainer:
         """Since when a step has been held back for records under way."""
         self._evaluated_lately = False
         """Remembered, because the store may be away before all that follows from an evaluation is done."""
-        self._settings: Settings = {}
-        """The scientific settings of the last step."""
         self._meter = Meter(time.monotonic())
         self._waiting: NoBatch | None = None
         self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
         self.state = TrainerState(0)
         self._turn = DeviceTurn(database, life) if config.engines.takes_turns else None
         self._suspicion = Suspicion()
-        self._taken: Publication | None = None
-        """A publication whose number is taken and of which there is no snapshot yet."""
-        self._canary: Canary | None = None
-        """Of the newest version."""
-        self._noise: Noise | None = None
-        self._publisher = Publisher(
-            database,
-            unit.run_dir,
-            config=config,
-            until_done=self._until_done,
-            on_announced=lambda version: setattr(unit, "weights", version),
-            keep=lambda: self._knobs.kept.versions,
-        )
-        self._reference: dict[str, CheckpointFile] = {}
+        self._outputs = Outputs(unit, database, config, until_done=self._until_done, kept=lambda: self._knobs.kept)
         self.learner: Learner
         self._lineage = ""
-        self._saved = ""
-        """The checkpoint with the newest weights that are saved."""
         self._tree = VersionTree()
-        self._probes: list[list[int]] = []
         self._known: dict[str, DBRecordData] = {}
 
     async def run(self) -> None:
@@ -151,7 +125,7 @@ class Trainer:
                 try:
                     await self._work()
                 finally:
-                    await self._publisher.close()
+                    await self._outputs.close()
                 keeping.cancel()
         except ExceptionGroup as several:
             # One error is enough; the runner knows its exit code.
@@ -267,9 +241,9 @@ class Trainer:
     async def _step(self, look: Look, plan: Plan) -> None:
         chosen = look.decision
         settings = scientific_settings.settings_of(plan, [look.ready[group.task].task for group in chosen.groups])
-        if changed := scientific_settings.change(self._settings, settings):
-            await self._keep_weights_before(changed)
-        self._settings |= settings
+        if changed := scientific_settings.change(self._outputs.settings, settings):
+            await self._outputs.keep_weights_before(changed)
+        self._outputs.settings |= settings
         self.state.step += 1
         self._unit.status(f"version {self.state.version}, step {self.state.step}: {chosen.why}")
         wanted = Step(
@@ -291,6 +265,7 @@ class Trainer:
         began = time.monotonic()
         try:
             assembled = await batch_assembly.read_batch(self._database, leased, look, plan, self._tree)
+            assembled = await with_images(self._database, assembled, self._processing())
         except AgentrlError as broken:
             await steps.release(self._database, leased.id, broken.message)
             raise
@@ -311,6 +286,11 @@ class Trainer:
         self._watch.stepped(leased.step, metrics)
         await self._report_learning()
 
+    def _processing(self) -> Processing | None:
+        """How the model is shown images."""
+        how, wanted = self.learner.images.how, self._config.model
+        return how if how is None or wanted is None else how.limited(wanted.images.max_pixels)
+
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.state.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
         plan = replace(plan, learning_rate=plan.learning_rate * self._schedule.share(batch.step))
@@ -325,7 +305,7 @@ class Trainer:
                 batch, plan.loss, learning_rate=plan.learning_rate, optimizer_steps=plan.optimizer_steps
             )
 
-        return await self._computed("step", train)
+        return await computed(self._unit, "step", self.state.step, train)
 
     async def _commit(self, leased: Step, metrics: dict[str, float], records: list[str]) -> None:
         """The weights have changed, so the commit is repeated until its result is known."""
@@ -379,90 +359,22 @@ class Trainer:
             if not await lineages.report_plan(self._database, self._lineage, wanted):
                 raise steps.closed(self._lineage)
             self._announced_plan = wanted
-        self._publisher.check()
+        self._outputs.check()
         if now.trained and (last or now.steps_published >= plan.publish_every):
-            await self._publish(now.version)
+            await self._outputs.publish(now.version)
         if last:
-            await self._publisher.settle()
+            await self._outputs.settle()
         evaluates = self._evaluates and 0 < plan.evaluate_every <= now.since_evaluation
         # What is evaluated is saved as well, so that the run can go back to its best evaluation.
         due = evaluates or now.step - now.checkpoint >= plan.checkpoint_every
         if now.unsaved and (last or (due and now.step != now.tried_checkpoint)):
-            await self._checkpoint(last=last)
+            await self._outputs.checkpoint(last=last)
         if evaluates:
             await self._evaluate()
         await self._follow_evaluations()
 
-    async def _publish(self, parent: int | None) -> None:
-        """The next step begins at the new version; its files are written and announced beside it."""
-        await self._publisher.settle()
-        if self._noise is None and (measured := await publications.first_canary(self._database)) is not None:
-            self._noise = Noise(measured.mean, measured.limit)
-        if self._taken is None:
-            self._taken = await publications.take_number(
-                self._database, parent=parent, lineage=self._lineage, step=self.state.step
-            )
-        taken, self._taken = self._taken, None
-        self._unit.status(f"prepares version {taken.id}")
-        dtype = weight_files.published_type(self._config)
-        prepared = await self._computed(
-            "publication", weight_files.prepare, self.learner, taken.id, self._probes, dtype, self._canary, self._noise
-        )
-        self._canary = prepared.canary
-        self._publisher.begin(prepared, self.learner, self._lineage)
-        self._tree.add(taken.id, parent)
-        now = self.state
-        now.version, now.trained, now.steps_published = taken.id, False, 0
-        now.since_evaluation += 1
-
-    async def _checkpoint(self, *, last: bool = False) -> None:
-        # What a checkpoint names is there.
-        await self._publisher.settle()
-        now = self.state
-        name = checkpoints.name_of(now.step, self._lineage)
-        document = await stored_checkpoints.begin(
-            self._database,
-            step=now.step,
-            lineage=self._lineage,
-            version=now.version,
-            path=f"{CHECKPOINTS}/{name}",
-            settings=self._settings,
-        )
-        progress = Progress(step=now.step, version=now.version, lineage=self._lineage, settings=self._settings)
-        self._unit.status(f"writes checkpoint {name}")
-        try:
-            target = self._run_dir / document.path
-            files = await self._computed("checkpoint", checkpoints.write_checkpoint, target, self.learner, progress)
-        except DiskError as full:
-            if last:
-                raise
-            now.tried_checkpoint = now.step
-            # Training continues: a crash loses no more than what is not saved yet.
-            log.error("%s The checkpoint is retried after the next step.", full.message)
-            self._unit.status(f"no checkpoint: {full.message}")
-            return
-        if not await stored_checkpoints.complete(self._database, document.id, files, self._reference):
-            raise steps.closed(self._lineage)
-        now.checkpoint, now.unsaved = now.step, 0
-        self._saved = document.id
-        await disk_retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
-
-    async def _keep_weights_before(self, changed: str) -> None:
-        """A change of a scientific setting can spoil the weights, so retention keeps those before it; with a full disk,
-        the newest that are saved. A later checkpoint would already contain the change."""
-        if self.state.unsaved:
-            await self._checkpoint()
-        if self.state.unsaved:
-            log.error(
-                "The weights before %s are not saved; %s is the newest checkpoint before it.",
-                changed,
-                self._saved or "none",
-            )
-        if self._saved:
-            await stored_checkpoints.keep(self._database, self._saved, f"before {changed}")
-
     async def _evaluate(self) -> None:
-        await self._publisher.settle()
+        await self._outputs.settle()
         await self._evaluator.want(self.state.version)
         self.state.since_evaluation = 0
 
@@ -490,14 +402,14 @@ class Trainer:
     async def _start(self) -> None:
         start = await self._until_done(self._take_over)
         if self._config.training.reference == "initial":
-            await self._until_done(lambda: self._keep_reference(new_run=start.new_run))
+            await self._until_done(lambda: self._outputs.keep_reference(new_run=start.new_run))
         # The parent is its own version, once it has one: a second root of the version tree would have no age.
-        await self._until_done(lambda: self._publish(self.state.version or start.parent))
-        await self._publisher.settle()
+        await self._until_done(lambda: self._outputs.publish(self.state.version or start.parent))
+        await self._outputs.settle()
         first = self.state.version
         await self._until_done(lambda: lineages.set_first_version(self._database, self._lineage, first))
         if start.warmed_up:
-            await self._until_done(self._checkpoint)
+            await self._until_done(self._outputs.checkpoint)
         await self._until_done(self._evaluator.adopt)
         if self._evaluates and self._config.evaluation.every and (start.parent is None or start.rolled_back):
             # The initial weights are what the run is compared with at the end; a rollback is judged at once.
@@ -529,20 +441,12 @@ class Trainer:
         self._unit.metric(NOTHING_TRAINED.name, self.state.useless_steps)
         return start
 
-    async def _keep_reference(self, *, new_run: bool) -> None:
-        # A trainer that was replaced would overwrite the reference of its successor.
-        if not await lineages.is_open(self._database, self._lineage):
-            raise steps.closed(self._lineage)
-        keep = initial_model.keep_reference
-        self._reference = await asyncio.to_thread(keep, self._run_dir, self.learner, new_run=new_run)
-
     def _set_state(self, start: Start, parents: dict[int, int | None]) -> None:
         self.learner = start.learner
         self._lineage = start.lineage.id
-        self._probes = start.probes
         self._tree = VersionTree(parents)
         self.state = TrainerState(start.step, checkpoint=start.step, trained_step=start.step)
-        self._settings, self._saved = dict(start.settings), start.checkpoint
+        self._outputs.begin(start, self.state, self._tree)
         self._dumps.forget_after(start.step)
 
     async def _finish(self, why: str) -> None:
@@ -586,11 +490,3 @@ class Trainer:
             found = await batch_selection.validity(self._database)
             self._hold, self._trial = found.hold, bool(found.hold)
             self._unit.metric(VALID.name, math.nan if found.share is None else found.share)
-
-    async def _computed(self, phase: str, work: Callable[..., T], *arguments: object) -> T:
-        root = None if trace_context.current() is not None else trace_context.new()
-        with (
-            self._unit.phase(phase, at_most_s=COMPUTE_AT_MOST_S),
-            spans.span(f"compute {phase}", root=root, agentrl__step=self.state.step),
-        ):
-            return await asyncio.to_thread(work, *arguments)

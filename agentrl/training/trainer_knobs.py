@@ -158,6 +158,7 @@ class Knobs:
         self._publish = self._count("publish_every", self._preview_publish_every)
         self._checkpoint, self._evaluate = self._count("checkpoint_every"), self._count("evaluate_every")
         self._versions, self._checkpoints = self._count("keep_versions"), self._count("keep_checkpoints")
+        self._normalise, self._balance = map(self._flag, ("normalise", "balance"))
         self._taken: Plan | None = None
 
     def _count(self, name: str, preview: Callable[[int], str] | None = None) -> LiveKnob[int]:
@@ -171,6 +172,15 @@ class Knobs:
             self._declared[name], preview=lambda value: _from_the_next_step(knob, value)
         )
         return knob
+
+    def _flag(self, name: str) -> LiveKnob[bool]:
+        """The steward counts what it would have changed."""
+
+        def preview(value: bool) -> str:
+            policy_rules.critic(self._config.training.model_copy(update={name: value}))
+            return ""
+
+        return self._unit.declare(self._declared[name], preview=preview)
 
     @property
     def kept(self) -> Kept:
@@ -235,8 +245,8 @@ class Knobs:
             checkpoint_every=self._checkpoint.take(),
             evaluate_every=self._evaluate.take(),
             intervened_share=self._intervened.take(),
-            normalise=training.normalise,
-            balance=training.balance,
+            normalise=self._normalise.take(),
+            balance=self._balance.take(),
             decays_by_time=decays and training.decay.per == "second",
         )
 

@@ -29,6 +29,8 @@ from agentrl.training.batch import Array
 NAME = "packed_tree"
 BLOCK = 128
 """Tokens of a block of FlexAttention."""
+LEAST_WIDTH = 16
+"""Of a head on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ def attention(
     if tree.blocks is not None:
         # Within a compiled layer it is compiled with the layer.
         flex = flex_attention if torch.compiler.is_compiling() else _compiled()
-        found = flex(query, key, value, block_mask=tree.blocks, scale=scale, enable_gqa=True)
+        width = value.shape[-1]
+        query, key, value = _wide_enough(query), _wide_enough(key), _wide_enough(value)
+        found = flex(query, key, value, block_mask=tree.blocks, scale=scale, enable_gqa=True)[..., :width]
     else:
         groups = query.shape[1] // key.shape[1]
         # Values of latent attention (DeepSeek) are narrower than keys; the kernel wants one width.
@@ -176,6 +180,12 @@ AttentionInterface.register(NAME, attention)
 def _compiled() -> Any:
     # Lengths differ from batch to batch: one dynamic graph instead of one for each.
     return torch.compile(flex_attention, dynamic=True)
+
+
+def _wide_enough(heads: Tensor) -> Tensor:
+    """Filled with zeros, which change no product, up to what FlexAttention needs."""
+    missing = LEAST_WIDTH - heads.shape[-1]
+    return torch.nn.functional.pad(heads, (0, missing)) if missing > 0 else heads
 
 
 def _repeated(heads: Tensor, times: int) -> Tensor:

@@ -2,17 +2,18 @@
 
 Invariants:
 - the directory of a version is complete before the database names it, and files are hashed while they are written;
-- the canary has the same sequences in all versions of a model, so its numbers can be compared over time;
-- the canary is that of the weights as they are published, so rounding them explains no difference to it, except with
-  adapters, whose canary has the limits of 16 bits.
+- what is not needed to go on with the training is done beside it: copies, files, hashes, and the canary where it can be
+  (`canary_probes`).
 """
 
 from __future__ import annotations
 
-import errno
+import bisect
 import itertools
+import logging
+import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,23 +25,34 @@ from torch import Tensor
 from agentrl.config.run import RunConfig
 from agentrl.engines import manifest as manifests
 from agentrl.engines import safetensors_layout
-from agentrl.engines.canary import Canary, Noise
-from agentrl.engines.manifest import Manifest
+from agentrl.engines.adapters import ADAPTER_CONFIG, ADAPTER_FILE
+from agentrl.engines.canary import Canary
+from agentrl.engines.manifest import Base, Manifest
 from agentrl.engines.safetensors_layout import INDEX_FILE, Numbers
+from agentrl.errors import ConfigError
 from agentrl.files import deltas
 from agentrl.files.deltas import Delta
-from agentrl.files.pieces import Content, ContentHash, content_of
+from agentrl.files.pieces import (
+    Content,
+    PieceHash,
+    content_of,
+    content_of_pieces,
+    piece_count,
+    piece_range,
+    threads,
+)
 from agentrl.store.publications import path_of
+from agentrl.training import lora
 from agentrl.training.atomic_directories import whole_directory
+from agentrl.training.canary_probes import NOTHING, Published, canary_of
 from agentrl.training.learner import Learner
 from agentrl.training.policy_model import save_config
+from agentrl.training.published_base import AROUND, missing
 from agentrl.training.snapshots import Snapshot
 
-PROBES = 8
-PROBE_TOKENS = 48
-WRITERS = 2
-"""Files that are written at the same time: most of the time goes into their hashes."""
-WRITE_BYTES = 4 << 20
+log = logging.getLogger("trainer")
+WRITE_BYTES = 1 << 20
+"""Hashed and written while the processor has them at hand."""
 MOST_OF_A_FILE = 0.5
 """A larger difference is not worth its work."""
 _TYPES = {
@@ -54,41 +66,6 @@ _TYPES = {
     torch.bool: "BOOL",
 }
 """By the names that safetensors has."""
-_MULTIPLIER, _INCREMENT, _MODULUS = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407, 1 << 64
-
-
-def probe_set(vocabulary: int) -> list[list[int]]:
-    """Sequences of ids that depend on the size of the vocabulary only. Arbitrary ids find differences that typical text
-    would not show."""
-    state, found = vocabulary, []
-    for probe in range(PROBES):
-        sequence: list[int] = []
-        # Different lengths show mistakes in padding or in slots.
-        for _ in range(PROBE_TOKENS // 2 + probe * PROBE_TOKENS // (2 * PROBES)):
-            state = (state * _MULTIPLIER + _INCREMENT) % _MODULUS
-            sequence.append((state >> 33) % vocabulary)
-        found.append(sequence)
-    return found
-
-
-def make_canary(
-    learner: Learner,
-    texts: Sequence[Sequence[int]] = (),
-    *,
-    dtype: torch.dtype | None = None,
-    before: Canary | None = None,
-    noise: Noise | None = None,
-) -> Canary:
-    """`texts` are typical sequences to probe as well; `dtype` is the published type; `before` is the canary of the
-    version before. A call of all ranks."""
-    ids = probe_set(int(learner.model.config.vocab_size)) + [list(text) for text in texts]
-    precision, published = learner.settings.precision, dtype
-    if learner.settings.adapters is not None and dtype not in (None, torch.float32):
-        # Engines get adapters added to the weights, and rounded together with them. Here they are computed apart.
-        precision, published = "bfloat16", None
-    log_probs = learner.log_probs(ids, published=published)
-    former = before.log_probs if before is not None and before.ids == ids else []
-    return Canary(ids, log_probs, precision, former, noise)
 
 
 class Prepared(NamedTuple):
@@ -96,7 +73,9 @@ class Prepared(NamedTuple):
 
     version: int
     snapshot: Snapshot
-    canary: Canary
+    canary: Callable[[], Canary]
+    apart: bool
+    """It is adapters alone."""
 
 
 def prepare(
@@ -104,12 +83,11 @@ def prepare(
     version: int,
     texts: Sequence[Sequence[int]],
     dtype: torch.dtype,
-    before: Canary | None = None,
-    noise: Noise | None = None,
+    published: Published = NOTHING,
+    apart: bool = False,
 ) -> Prepared:
-    """What the trainer waits for. A call of all ranks."""
-    canary = make_canary(learner, texts, dtype=dtype, before=before, noise=noise)
-    return Prepared(version, learner.snapshot(dtype), canary)
+    """What the trainer waits for. `texts` are typical sequences to probe as well. A call of all ranks."""
+    return Prepared(version, *canary_of(learner, texts, dtype, published, apart=apart), apart)
 
 
 class Former(NamedTuple):
@@ -120,43 +98,67 @@ class Former(NamedTuple):
 
 
 def write_weights(
-    run_dir: Path, prepared: Prepared, learner: Learner, *, shard_bytes: int, former: Former | None = None
+    run_dir: Path,
+    prepared: Prepared,
+    learner: Learner,
+    *,
+    shard_bytes: int,
+    former: Former | None = None,
+    base: Base | None = None,
 ) -> Manifest:
     """Writes a version beside the training, with its difference to a former one if there is one; returns the manifest
-    to announce. May be repeated after a failure."""
+    to announce. `base`: what the adapters of the version change, if it is adapters alone. May be repeated after a
+    failure."""
     weights = prepared.snapshot.take()
     # Not durable on purpose: after a power cut engines refuse damaged files, and a starting trainer publishes again.
-    with whole_directory(run_dir / path_of(prepared.version), durable=False) as directory:
-        files = write_tensors(directory, weights, shard_bytes=shard_bytes)
-        for name in save_config(learner.model, directory, prepared.snapshot.dtype):
-            files[name] = content_of(directory / name)
+    with (
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="canary") as beside,
+        whole_directory(run_dir / path_of(prepared.version), durable=False) as directory,
+    ):
+        canary = beside.submit(prepared.canary)
+        if base is None:
+            files = write_tensors(directory, weights, shard_bytes=shard_bytes)
+            rest = save_config(learner.model, directory, prepared.snapshot.dtype)
+        else:
+            files = {}
+            rest = _write_adapters(directory, weights, learner, base)
+        files |= {name: content_of(directory / name) for name in rest}
         for name, content in learner.companions.items():
-            files[name] = _written(directory / name, [content], len(content))
+            files[name] = _written(directory / name, [memoryview(content)])
         differences = (
             {} if former is None else write_deltas(directory, files, run_dir / path_of(former.version), former)
         )
-        manifest = Manifest(files, prepared.canary, differences)
+        manifest = Manifest(files, canary.result(), differences, base)
         manifests.write(directory, manifest)
     return manifest
 
 
+def _write_adapters(directory: Path, adapters: Mapping[str, Tensor], learner: Learner, base: Base) -> list[str]:
+    """Returns the names of the files."""
+    wanted = learner.settings.adapters
+    assert wanted is not None, "without adapters a version is whole weights"
+    lora.save(directory, adapters, wanted, base=learner.base)
+    around = [name for name in AROUND if name in base.files]
+    for name in around:
+        shutil.copyfile(learner.base / name, directory / name)
+    return [ADAPTER_FILE, ADAPTER_CONFIG, *around]
+
+
 def write_tensors(directory: Path, weights: Mapping[str, Tensor], *, shard_bytes: int) -> dict[str, Content]:
-    """Writes safetensors files, and their index if there are several; several files at a time."""
+    """Writes safetensors files, and their index if there are several."""
     numbers = {
         name: Numbers(_TYPES[one.dtype], tuple(one.shape), one.numel() * one.element_size())
         for name, one in weights.items()
     }
     files = safetensors_layout.files_of(numbers, shard_bytes)
-
-    def write(file: safetensors_layout.File) -> Content:
-        tensors = (_bytes_of(weights[name]) for name in file.tensors)
-        return _written(directory / file.name, itertools.chain([file.header], tensors), file.bytes)
-
-    with ThreadPoolExecutor(max_workers=WRITERS, thread_name_prefix="weights") as pool:
-        written = dict(zip((file.name for file in files), pool.map(write, files), strict=True))
+    written = {
+        file.name: _written(
+            directory / file.name, [memoryview(file.header), *(_bytes_of(weights[name]) for name in file.tensors)]
+        )
+        for file in files
+    }
     if len(files) > 1:
-        index = safetensors_layout.index_of(files)
-        written[INDEX_FILE] = _written(directory / INDEX_FILE, [index], len(index))
+        written[INDEX_FILE] = _written(directory / INDEX_FILE, [memoryview(safetensors_layout.index_of(files))])
     return written
 
 
@@ -169,6 +171,8 @@ def write_deltas(directory: Path, files: Mapping[str, Content], base: Path, form
         and name in former.manifest.files
         # A host that has the same content needs nothing.
         and former.manifest.files[name].blake2b != content.blake2b
+        # One request gets a file of a single piece.
+        and len(content.pieces) > 1
     }
 
     def write(name: str) -> Delta | None:
@@ -181,22 +185,36 @@ def write_deltas(directory: Path, files: Mapping[str, Content], base: Path, form
             return None
         return None if content is None else Delta(wanted[name], beside, content)
 
-    with ThreadPoolExecutor(max_workers=WRITERS, thread_name_prefix="deltas") as pool:
+    with ThreadPoolExecutor(max_workers=threads(), thread_name_prefix="deltas") as pool:
         written = dict(zip(wanted, pool.map(write, wanted), strict=True))
     return {name: delta for name, delta in written.items() if delta is not None}
 
 
-def _written(file: Path, parts: Iterable[bytes | memoryview], size: int) -> Content:
-    found = ContentHash(size)
+def _written(file: Path, parts: Sequence[memoryview]) -> Content:
+    """Writes the parts one after another, several pieces of the file at a time, and hashes each while it is at hand."""
+    begins = [0, *itertools.accumulate(map(len, parts))]
+    size = begins.pop()
+
     with file.open("wb", buffering=0) as opened:
-        for part in parts:
-            for at in range(0, len(part), WRITE_BYTES):
-                piece = part[at : at + WRITE_BYTES]
-                # A disk that is full may take a part only.
-                if opened.write(piece) != len(piece):
-                    raise OSError(errno.ENOSPC, "the disk took a part only")
-                found.update(piece)
-    return found.content()
+
+        def write(number: int) -> str:
+            found, (at, length) = PieceHash(), piece_range(size, number)
+            for place in range(bisect.bisect_right(begins, at) - 1, bisect.bisect_left(begins, at + length)):
+                part = parts[place][max(0, at - begins[place]) : at + length - begins[place]]
+                for start in range(0, len(part), WRITE_BYTES):
+                    found.update(part[start : start + WRITE_BYTES])
+                    _write_at(opened.fileno(), part[start : start + WRITE_BYTES], max(at, begins[place]) + start)
+            return found.text()
+
+        with ThreadPoolExecutor(max_workers=threads(), thread_name_prefix="weights") as pool:
+            return content_of_pieces(size, pool.map(write, range(piece_count(size))))
+
+
+def _write_at(descriptor: int, data: memoryview, at: int) -> None:
+    # A disk that is full may take a part only; the next call says so.
+    while data:
+        count = os.pwrite(descriptor, data, at)
+        data, at = data[count:], at + count
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -205,11 +223,29 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def published_type(config: RunConfig) -> torch.dtype:
     """The type of published weights. The model of `build` has none to save, and is computed in float32."""
-    wanted = config.training.publication.precision
+    wanted: str = config.training.publication.precision
     if wanted == "auto":
-        wanted = "float32" if config.model is not None and config.model.build else "bfloat16"
+        narrow = "float16" if config.training.precision == "float16" else "bfloat16"
+        wanted = "float32" if config.model is not None and config.model.build else narrow
     found: torch.dtype = getattr(torch, wanted)
     return found
+
+
+def publishes_apart(config: RunConfig, learner: Learner) -> bool:
+    """Whether versions are adapters alone. Raises ConfigError if they must be and cannot."""
+    wanted = config.training.publication.adapters
+    # A server computes adapters again for each token, so it does that only if it was asked to.
+    by_itself = wanted == "auto" and config.engines.kind == "embedded"
+    if learner.settings.adapters is None or not (by_itself or wanted == "apart"):
+        return False
+    adapters = [lora.stored_name(name) for name, one in learner.model.named_parameters() if one.requires_grad]
+    if not (name := missing(learner.base, adapters)):
+        return True
+    sentence = f"the files of the model have no {name}, so engines could not add the adapters themselves"
+    if wanted == "apart":
+        raise ConfigError(f"training.publication.adapters: {sentence}.", hint="Set it to merged.")
+    log.info("versions are whole weights: %s", sentence)
+    return False
 
 
 def as_document(manifest: Manifest) -> dict[str, Any]:

@@ -6,7 +6,8 @@ the port.
 
     authority          the run's own certificate authority, in the coordinator's state directory
     certificates       the key of a host, which never leaves its tunnel, and the TLS contexts made of it
-    tunnel             the process: entrances, exits, what passes between them
+    tunnel             the process: entrances, exits, who may pass
+    ends               the connections that it joins
 
 Invariants: a tunnel takes connections from the hosts of this run only, by their certificates, and leads only to ports
 on which a process of this run listens.

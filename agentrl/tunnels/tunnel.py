@@ -7,7 +7,7 @@ entrance of its own that always leads to one port.
 Invariants:
 - An exit leads to the loopback address only, and to a port only while a process of this run listens there; or to the
   socket of the file process.
-- Whoever comes is a host of the run now: its certificate names one, and the coordinator has not forgotten it.
+- Only a host that is of the run now is served: its certificate names one, and the coordinator has not forgotten it.
 - What passes is not read, and not kept beyond a buffer.
 """
 
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from agentrl.errors import AgentrlError
 from agentrl.tunnels.authority import name_of
+from agentrl.tunnels.ends import CLOSE_WITHIN_S, End
 
 log = logging.getLogger("tunnel")
 LOOPBACK = "127.0.0.1"
@@ -31,12 +32,9 @@ FILES = "files"
 """The word for the file process of a host."""
 WITHIN_S = 10.0
 """To connect, and to say where to."""
-CLOSE_WITHIN_S = 2.0
-_PIECE = 1 << 18
-_LINE = 512
 _BACKLOG = 512
 _OK = "ok"
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Serve = Callable[[End], Awaitable[None]]
 
 
 class TunnelError(AgentrlError):
@@ -54,7 +52,8 @@ class Tunnel:
         self._peers: dict[str, str] = {}
         self._servers: dict[str, asyncio.Server] = {}
         self._forwards: dict[str, tuple[str, int]] = {}
-        self._passing: set[asyncio.Task[None]] = set()
+        self.ends: set[End] = set()
+        self._opening: set[asyncio.Task[None]] = set()
 
     def configure(self, coming: ssl.SSLContext, going: ssl.SSLContext, peers: Mapping[str, str]) -> None:
         """`peers` are the addresses of the exits of all hosts, by name."""
@@ -63,13 +62,13 @@ class Tunnel:
     async def open_exit(self, listener: socket.socket, context: ssl.SSLContext) -> None:
         # Each connection gets the newest context, so a renewed certificate needs no restart.
         context.sni_callback = self._newest
-        self._servers["exit"] = await asyncio.start_server(
-            self._as_task(self._exit),
+        self._servers["exit"] = await asyncio.get_running_loop().create_server(
+            lambda: self._end(self._exit),
             sock=listener,
             ssl=context,
             backlog=_BACKLOG,
             ssl_handshake_timeout=WITHIN_S,
-            limit=_PIECE,
+            ssl_shutdown_timeout=CLOSE_WITHIN_S,
         )
 
     async def open_entrance(self) -> None:
@@ -80,14 +79,18 @@ class Tunnel:
         known = self._forwards.get(name)
         self._forwards[name] = (host, port)
         if known is None:
-            await self._serve_on(name, forward_path(self._entrance, name), lambda *ends: self._through(name, *ends))
+            await self._serve_on(name, forward_path(self._entrance, name), lambda end: self._through(name, end))
 
     async def close(self) -> None:
         for server in self._servers.values():
             server.close()
-        for task in tuple(self._passing):
+        for task in tuple(self._opening):
             task.cancel()
-        await asyncio.gather(*self._passing, return_exceptions=True)
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        for end in tuple(self.ends):
+            end.abort()
+        # Aborted connections close in the next turn of the loop.
+        await asyncio.sleep(0)
         for path in (self._entrance, *(forward_path(self._entrance, name) for name in self._forwards)):
             path.unlink(missing_ok=True)
 
@@ -97,29 +100,31 @@ class Tunnel:
             os.unlink(path)
         before = os.umask(0o177)
         try:
-            self._servers[name] = await asyncio.start_unix_server(
-                self._as_task(serve), path, backlog=_BACKLOG, limit=_PIECE
+            self._servers[name] = await asyncio.get_running_loop().create_unix_server(
+                lambda: self._end(serve), str(path), backlog=_BACKLOG
             )
         finally:
             os.umask(before)
 
-    def _as_task(self, serve: Serve) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-        """What a task of `asyncio.start_server` does not do: end quietly when the tunnel closes or one side left."""
+    def _end(self, serve: Serve | None = None) -> End:
+        """`serve` opens its way once it is connected; what passes then needs no task."""
+        return End(lambda end: self._begin(end, serve), self.ends.discard)
 
-        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.create_task(self._to_its_end(serve, reader, writer), name="connection")
-            self._passing.add(task)
-            task.add_done_callback(self._passing.discard)
+    def _begin(self, end: End, serve: Serve | None) -> None:
+        self.ends.add(end)
+        if serve is not None:
+            task = asyncio.create_task(self._opened(serve, end), name="connection")
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
 
-        return begin
-
-    async def _to_its_end(self, serve: Serve, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _opened(self, serve: Serve, end: End) -> None:
         try:
-            await serve(reader, writer)
+            await serve(end)
         except OSError:
             pass  # one side left
         finally:
-            await _close(writer)
+            if not end.is_joined:
+                end.close()
 
     def _newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         if self._coming is not None:
@@ -127,29 +132,29 @@ class Tunnel:
 
     # ---- from a unit of this host ----
 
-    async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _enter(self, end: End) -> None:
         try:
             async with asyncio.timeout(WITHIN_S):
-                host, _, port = (await reader.readline())[:_LINE].decode(errors="replace").strip().rpartition(" ")
+                host, _, port = (await end.line()).rpartition(" ")
             if not port.isdecimal() and port != FILES:
                 raise TunnelError("The line must be HOST PORT.")
             there = await self._reach(host, port)
-        except (AgentrlError, OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as failed:
-            writer.write(f"no: {failed}\n".encode())
+        except (AgentrlError, OSError, TimeoutError, ValueError) as failed:
+            end.write(f"no: {failed}\n".encode())
             return
-        writer.write(f"{_OK}\n".encode())
-        await _pass(reader, writer, *there)
+        end.write(f"{_OK}\n".encode())
+        end.join(there)
 
-    async def _through(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _through(self, name: str, end: End) -> None:
         try:
             host, port = self._forwards[name]
             there = await self._reach(host, str(port))
         except (AgentrlError, OSError, TimeoutError, ValueError) as failed:
             log.warning("no way to %s: %s", name, failed)
             return
-        await _pass(reader, writer, *there)
+        end.join(there)
 
-    async def _reach(self, host: str, port: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _reach(self, host: str, port: str) -> End:
         """Raises TunnelError, OSError or TimeoutError."""
         if host == self._host:
             return await self._local(port)
@@ -159,14 +164,12 @@ class Tunnel:
             raise TunnelError(f"Host {host} has no tunnel now.")
         try:
             async with asyncio.timeout(WITHIN_S):
-                reader, writer = await asyncio.open_connection(
-                    at.strip("[]"), int(exit_port), ssl=self._going, server_hostname=name_of(host), limit=_PIECE
-                )
+                end = await self._connect(at.strip("[]"), int(exit_port), self._going, name_of(host))
                 try:
-                    writer.write(f"{port}\n".encode())
-                    answer = (await reader.readline()).decode(errors="replace").strip()
+                    end.write(f"{port}\n".encode())
+                    answer = await end.line()
                 except BaseException:
-                    writer.transport.abort()
+                    end.abort()
                     raise
         except ssl.SSLCertVerificationError as refused:
             raise TunnelError(
@@ -177,84 +180,57 @@ class Tunnel:
         except OSError as broken:
             raise TunnelError(f"Host {host} cannot be reached at {address}: {_why(broken)}.") from broken
         if answer != _OK:
-            await _close(writer)
+            end.close()
             raise TunnelError(answer.removeprefix("no: ") or f"Host {host} at {address} refuses this host.")
-        return reader, writer
+        return end
+
+    async def _connect(self, address: str, port: int, context: ssl.SSLContext, name: str) -> End:
+        _, end = await asyncio.get_running_loop().create_connection(
+            self._end,
+            address,
+            port,
+            ssl=context,
+            server_hostname=name,
+            ssl_shutdown_timeout=CLOSE_WITHIN_S,
+        )
+        return end
 
     # ---- from another host ----
 
-    async def _exit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (who := self._peer_of(writer)) is None:
+    async def _exit(self, end: End) -> None:
+        if (who := self._peer_of(end)) is None:
             log.warning("a host that is not of the run any more is refused")
             return
         try:
             async with asyncio.timeout(WITHIN_S):
-                line = (await reader.readline()).decode(errors="replace").strip()
+                line = await end.line()
             if line != FILES and not (line.isdecimal() and await asyncio.to_thread(self._is_of_run, int(line))):
                 raise TunnelError(f"No process of the run listens on port {line[:20]!r} of host {self._host}.")
             there = await self._local(line)
         except (AgentrlError, OSError, TimeoutError, ValueError) as failed:
             log.info("a connection from %s is refused: %s", who, failed)
-            writer.write(f"no: {_why(failed)}\n".encode())
+            end.write(f"no: {_why(failed)}\n".encode())
             return
-        writer.write(f"{_OK}\n".encode())
-        await _pass(reader, writer, *there)
+        end.write(f"{_OK}\n".encode())
+        end.join(there)
 
-    async def _local(self, port: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _local(self, port: str) -> End:
         """Raises TunnelError or OSError."""
+        loop = asyncio.get_running_loop()
         if port != FILES:
-            return await asyncio.open_connection(LOOPBACK, int(port), limit=_PIECE)
+            return (await loop.create_connection(self._end, LOOPBACK, int(port)))[1]
         try:
-            return await asyncio.open_unix_connection(forward_path(self._entrance, FILES), limit=_PIECE)
+            return (await loop.create_unix_connection(self._end, str(forward_path(self._entrance, FILES))))[1]
         except (FileNotFoundError, ConnectionRefusedError):
             raise TunnelError(f"Host {self._host} passes no files on now.") from None
 
-    def _peer_of(self, writer: asyncio.StreamWriter) -> str | None:
-        shown = writer.get_extra_info("peercert") or {}
-        names = {value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"}
+    def _peer_of(self, end: End) -> str | None:
+        names = end.certified_names()
         return next((host for host in self._peers if name_of(host) in names), None)
 
 
 def forward_path(entrance: Path, name: str) -> Path:
     return entrance.with_name(f"{entrance.stem}-{name}.sock")
-
-
-async def _pass(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    there_reader: asyncio.StreamReader,
-    there_writer: asyncio.StreamWriter,
-) -> None:
-    """Both ways until one side ends; what it had sent arrives first."""
-    ways = [
-        asyncio.create_task(_copy(reader, there_writer), name="there"),
-        asyncio.create_task(_copy(there_reader, writer), name="back"),
-    ]
-    try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        await asyncio.gather(_close(writer), _close(there_writer))
-
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    """What was written arrives, unless the other side does not read it in time."""
-    writer.close()
-    try:
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(CLOSE_WITHIN_S):
-                await writer.wait_closed()
-    finally:
-        writer.transport.abort()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while piece := await reader.read(_PIECE):
-            writer.write(piece)
-            await writer.drain()
 
 
 def _why(failed: BaseException) -> str:

@@ -17,7 +17,8 @@ from agentrl.queries.tool_errors import ToolErrorQueries
 from agentrl.store import indexes
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, connect
-from agentrl.store.documents import Record, call_id, record_id, task_id, to_bson, tool_call_id
+from agentrl.store.document_ids import call_id, record_id, task_id, tool_call_id
+from agentrl.store.documents import Record, to_bson
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.benchmarks.report import Outcome, median
 from tests.store.server import shared_server

@@ -22,7 +22,7 @@ from pathlib import Path
 from agentrl.policies.status_tables import RecordStatus
 from agentrl.protocol.data_commands import ListRows
 from agentrl.queries import pages
-from agentrl.store import documents, indexes
+from agentrl.store import document_ids, indexes
 from agentrl.store.database import Database, connect
 from agentrl.store.documents import Record, to_bson
 from tests.benchmarks.report import Outcome, median, p95
@@ -109,10 +109,10 @@ async def _fill(database: Database) -> None:
 
 
 def _record(number: int, noon: datetime) -> Record:
-    task = documents.task_id("shop", "train", number // 80_000, number // 8)
+    task = document_ids.task_id("shop", "train", number // 80_000, number // 8)
     at = noon + timedelta(seconds=number / 10)
     return Record(
-        id=documents.record_id(task, 1, number % 8, 1),
+        id=document_ids.record_id(task, 1, number % 8, 1),
         task=task,
         environment="shop",
         round=1,

@@ -14,7 +14,7 @@ from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.record_ending import RecordEnder, structure
-from agentrl.store import claims, documents, owners, tasks
+from agentrl.store import claims, document_ids, owners, tasks
 from agentrl.store.call_writer import Writer, now
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
@@ -52,7 +52,7 @@ class RandomScorer(AgentLoop):
 async def prepare(database: Database, groups: int, n: int) -> None:
     """Creates open Records."""
     rows = [
-        Task(id=documents.task_id("shop", "train", 0, number), environment="shop", row=number, place=number)
+        Task(id=document_ids.task_id("shop", "train", 0, number), environment="shop", row=number, place=number)
         for number in range(groups)
     ]
     await tasks.insert(database, rows)

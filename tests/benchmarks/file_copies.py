@@ -26,7 +26,7 @@ from tests.benchmarks.report import Outcome
 from tests.e2e.networks import Network
 
 SIZE = 1 << 30
-MBIT = 40
+MBIT = 160
 TRAINER, ENGINES = "a", ("b", "c", "d", "e")
 VERSION, FILE = "weights/v000001", "model.safetensors"
 MOST_TIME, MOST_SENT = 1.5, 1.1

@@ -7,26 +7,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentrl.store.database import Database
+from agentrl.store.document_ids import call_id, record_id, step_id, task_id, tool_call_id
 from agentrl.store.documents import (
     Baseline,
     DBRecordData,
     DispatchedSamplingTask,
     Epoch,
-    Lineage,
     ParsedCall,
-    Publication,
     Record,
     Share,
     Step,
     Task,
     ToolCall,
-    call_id,
-    record_id,
-    step_id,
-    task_id,
     to_bson,
-    tool_call_id,
 )
+from agentrl.store.weight_documents import Lineage, Publication
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.spans import Span
 

@@ -36,6 +36,7 @@ from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
+from agentrl.config.policy_rules import policy_loss
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.interface import Sampling
@@ -44,7 +45,6 @@ from agentrl.policies.admission_capacity import Counts, Plan, capacity
 from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.group_closing import Closed, GroupRule, Member
-from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.policies.outcomes import Outcome, OutcomeClass, class_of
 from agentrl.policies.sampling_seeds import sampling_seed
 from agentrl.policies.version_tree import VersionTree
@@ -145,6 +145,8 @@ class OneProcess:
         self._in_flight = 0
         self._leased = 0
         self._version = 0
+        self._sampler: asyncio.Task[None] | None = None
+        """From the first step until the end, also while evaluations play, as in a run."""
         self._tree = VersionTree({0: None})
         self._learner: Learner
         self._template: Template
@@ -180,27 +182,25 @@ class OneProcess:
     async def train(self, until: int, on_step: Callable[[StepResult], None] = lambda story: None) -> None:
         """Trains up to this step."""
         training = self._config.training
-        loss = PolicyLoss(clip_low=float(training.clip_low), clip_high=float(training.clip_high))
-        async with asyncio.TaskGroup() as tasks:
-            sampling = tasks.create_task(self._keep_sampling(tasks), name="keep sampling")
-            while self.story.steps < until:
-                batch = self._next_batch(Freshness("drop", training.bound))
-                if batch is None:
-                    await asyncio.sleep(LOOK_EVERY_S)
-                    continue
-                if batch.trajectories:
-                    await asyncio.to_thread(self._learner.train, batch, loss)
-                    self._tree.add(self._version + 1, self._version)
-                    self._version += 1
-                    await self._publish()
-                self._leased = 0
-                self.story.steps += 1
-                self.story.trained_records += len(batch.trajectories)
-                self.story.trained_tokens += batch.trained_tokens
-                on_step(self.story)
-            sampling.cancel()
-            # Episodes in progress would not be trained any more.
-            await self._engine.abort("")
+        loss = policy_loss(training, longest=self._config.sampling.context)
+        self._sampler = self._sampler or asyncio.create_task(self._keep_sampling(), name="keep sampling")
+        while self.story.steps < until:
+            batch = self._next_batch(Freshness("drop", training.bound))
+            if batch is None:
+                await asyncio.wait({self._sampler}, timeout=LOOK_EVERY_S)
+                if self._sampler.done():
+                    self._sampler.result()
+                continue
+            if batch.trajectories:
+                await asyncio.to_thread(self._learner.train, batch, loss, optimizer_steps=training.optimizer_steps)
+                self._tree.add(self._version + 1, self._version)
+                self._version += 1
+                await self._publish()
+            self._leased = 0
+            self.story.steps += 1
+            self.story.trained_records += len(batch.trajectories)
+            self.story.trained_tokens += batch.trained_tokens
+            on_step(self.story)
 
     async def evaluate(self) -> float:
         """Returns the mean score of the held-out tasks."""
@@ -217,6 +217,9 @@ class OneProcess:
         return sum(one.score for one in played) / len(played)
 
     async def close(self) -> None:
+        if self._sampler:
+            self._sampler.cancel()
+            await asyncio.wait({self._sampler})
         await self._engine.close()
 
     # ---- training ----
@@ -228,7 +231,7 @@ class OneProcess:
         decision = batch_cut.decide(Situation(ready=ready), Wanted(groups=wanted, max_refill=wanted), freshness)
         by_name = {group.name: group for group in self._ready}
         gone = {*decision.stale_groups, *decision.filtered, *(group.task for group in decision.groups)}
-        self._ready = [group for group in self._ready if group.name not in gone or decision.act == "wait"]
+        self._ready = [group for group in self._ready if group.name not in gone]
         if decision.act != "step":
             return None
         chosen = [by_name[group.task] for group in decision.groups]
@@ -250,19 +253,20 @@ class OneProcess:
 
     # ---- sampling ----
 
-    async def _keep_sampling(self, tasks: asyncio.TaskGroup) -> None:
+    async def _keep_sampling(self) -> None:
         config = self._config
         n, training = config.sampling.n, config.training
         plan = Plan(training.bound, training.groups * n, config.rollout.max_in_flight, training.publish_every)
         rows = datasets.read(Path(self._environment.dataset))
-        for order in itertools.count():
-            epoch, place = divmod(order, len(rows))
-            if not place:
-                shuffled = random.Random(epoch).sample(rows, len(rows))
-            while capacity(plan, self._counts()) < n:
-                await asyncio.sleep(LOOK_EVERY_S)
-            self._in_flight += n
-            tasks.create_task(self._group(shuffled[place], order), name=f"group {order}")
+        async with asyncio.TaskGroup() as tasks:
+            for order in itertools.count():
+                epoch, place = divmod(order, len(rows))
+                if not place:
+                    shuffled = random.Random(epoch).sample(rows, len(rows))
+                while capacity(plan, self._counts()) < n:
+                    await asyncio.sleep(LOOK_EVERY_S)
+                self._in_flight += n
+                tasks.create_task(self._group(shuffled[place], order), name=f"group {order}")
 
     def _counts(self) -> Counts:
         ready = sum(self._config.sampling.n for group in self._ready if group.closed.signal)

@@ -81,20 +81,25 @@ async def _in_one_process(config: RunConfig, folder: Path) -> tuple[Spent, Path]
 
 
 def _as_a_run(folder: Path, model: Path) -> Spent:
-    file = folder / "assets" / "train.yaml"
-    run = yaml.safe_load(file.read_text())
-    run["model"] = {"path": str(model)}
-    run["training"] |= {"steps": LAST, "warmup": {"steps": 0}}
-    del run["environments"]["shop"]["evaluation"]
-    file.write_text(yaml.safe_dump(run))
-    with _up(folder, file) as store:
+    with up(folder, written(folder, model, LAST)) as store:
         begun = _at_step(store, FIRST)
         ended = _at_step(store, LAST)
     return Spent(*(later - earlier for later, earlier in zip(ended, begun, strict=True)))
 
 
+def written(folder: Path, model: Path, steps: int) -> Path:
+    """The demo's run file for a model that is warmed up."""
+    file = folder / "assets" / "train.yaml"
+    run = yaml.safe_load(file.read_text())
+    run["model"] = {"path": str(model)}
+    run["training"] |= {"steps": steps, "warmup": {"steps": 0}}
+    del run["environments"]["shop"]["evaluation"]
+    file.write_text(yaml.safe_dump(run))
+    return file
+
+
 @contextmanager
-def _up(folder: Path, file: Path) -> Iterator[RunStore]:
+def up(folder: Path, file: Path) -> Iterator[RunStore]:
     operator = Operator(Console(stderr=True), folder, NAME)
     store = RunStore(folder / "runs" / NAME, folder / "state" / NAME)
     try:

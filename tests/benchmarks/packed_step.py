@@ -18,7 +18,8 @@ import torch
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training.batch import Batch, Segment, Trajectory
-from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
 from agentrl.training.packing import rows
 from tests.benchmarks.report import Outcome, median
 from tests.training.trees import Call, batch_of, trajectory_of_calls
@@ -116,12 +117,12 @@ def operations(trajectories: Sequence[Trajectory]) -> float:
     return total
 
 
-def seconds(learner: Learner, trajectories: Sequence[Trajectory]) -> float:
+def seconds(learner: Learner, trajectories: Sequence[Trajectory], repeats: int = REPEATS) -> float:
     batch: Batch = batch_of(trajectories)
     train: Callable[[], object] = lambda: learner.train(batch, PolicyLoss())  # noqa: E731
     train()
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         train()
         times.append(time.perf_counter() - began)

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl.protocol.data_commands import ReplayCalls
+from agentrl.protocol.data_changes import ReplayCalls
 from agentrl.steward.replays import AT_ONCE
 from agentrl.store import indexes, replays
 from agentrl.store.call_writer import CALLS, now
 from agentrl.store.database import Database, connect
-from agentrl.store.documents import call_id, record_id, task_id, tool_call_id
+from agentrl.store.document_ids import call_id, record_id, task_id, tool_call_id
 from agentrl.toolbox.client import ToolboxClient
 from tests.benchmarks.report import Outcome
 from tests.steward.replaying import House

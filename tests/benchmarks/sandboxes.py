@@ -14,7 +14,7 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.sandboxes import sandbox_cgroups
 from agentrl.toolbox.api_messages import CallTool, OpenSession
-from agentrl.toolbox.server_pool import connector
+from agentrl.toolbox.connection_starts import connector
 from agentrl.toolbox.toolbox import Toolbox
 from tests.benchmarks.report import Outcome, median
 from tests.waiting import aeventually

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from agentrl.store.documents import within
+from agentrl.store.document_ids import within
 from tests.chaos import frozen_processes
 from tests.chaos.fault_injection import ChaosError, FaultInjector
 from tests.chaos.processes import Process, Role, frozen

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agentrl.store import checkpoints, lineages, run_database
-from agentrl.store.documents import Lineage, load
+from agentrl.store.documents import load
 from agentrl.store.history import valid_checkpoints
+from agentrl.store.weight_documents import Lineage
 from tests.chaos.fault_injection import ChaosError, FaultInjector
 from tests.chaos.processes import Role, frozen
 from tests.chaos.run_under_test import RunUnderTest

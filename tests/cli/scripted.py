@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from agentrl.config import paths
 from agentrl.errors import AgentrlError
 from agentrl.protocol import feed, messages, rows, wire
-from agentrl.protocol.commands import COMMANDS, Accepted, StatusReport
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.control_commands import Accepted, StatusReport
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier, tier_of
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.tool_commands import JoinedRows

@@ -26,7 +26,7 @@ from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.formatting.amounts import seconds
 from agentrl.formatting.row_text import knob_range
-from agentrl.protocol import commands, rows
+from agentrl.protocol import control_commands, rows
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
 from tests.cli.conftest import PROGRAM, Said, Shell
@@ -59,7 +59,10 @@ def test_invalid_durations_are_refused(typed: str) -> None:
 def test_minus_one_is_parsed_as_an_argument(shell: Shell, coordinator: Scripted) -> None:
     shell("scale", "web", "-1")
     shell("scale", "web", "4", "--seen", "2")
-    assert coordinator.sent("scale") == [commands.Scale("web", by=-1), commands.Scale("web", to=4, seen=2)]
+    assert coordinator.sent("scale") == [
+        control_commands.Scale("web", by=-1),
+        control_commands.Scale("web", to=4, seen=2),
+    ]
 
 
 def test_finished_command_is_reported_in_words_and_in_json(shell: Shell, coordinator: Scripted) -> None:
@@ -131,12 +134,12 @@ def test_signal_before_up_is_accepted_reports_that_nothing_was_started(
 def test_ctrl_c_ends_a_down_that_waits_for_its_answer(shell: Shell, coordinator: Scripted, answers: bool) -> None:
     wanted, may_answer = threading.Event(), threading.Event()
 
-    def slow(args: Args) -> commands.Accepted:
+    def slow(args: Args) -> control_commands.Accepted:
         wanted.set()
         may_answer.wait(2 * PATIENCE_S)
         running = rows.OperationRow("down", "down", "down", "me", rows.OperationState.RUNNING, time.time())
         coordinator._publish("op/down", running)
-        return commands.Accepted("down", Effect(), Tier.NONE)
+        return control_commands.Accepted("down", Effect(), Tier.NONE)
 
     coordinator.answers["down"] = slow
     process = shell.start("down", "--yes")
@@ -278,11 +281,11 @@ def test_unit_is_sent_with_its_current_incarnation(shell: Shell, coordinator: Sc
     shell("restart", "web")
     shell("stop", "web-0", "--force")
     assert coordinator.sent("restart") == [
-        commands.Restart("web-0", 7),
-        commands.Restart("web-0", 3),
-        commands.Restart("web", 0),
+        control_commands.Restart("web-0", 7),
+        control_commands.Restart("web-0", 3),
+        control_commands.Restart("web", 0),
     ]
-    assert coordinator.sent("force_stopped") == [commands.ForceStopped("web-0", 7)]
+    assert coordinator.sent("force_stopped") == [control_commands.ForceStopped("web-0", 7)]
     assert not coordinator.sent("stop")
 
 
@@ -290,7 +293,7 @@ def test_drain_needs_a_unit_or_a_host(shell: Shell, coordinator: Scripted) -> No
     shell("drain", expect=ExitCode.USAGE)
     shell("drain", "web-0", "--host", "h", expect=ExitCode.USAGE)
     shell("drain", "--host", "h", "--cancel")
-    assert coordinator.sent("drain") == [commands.DrainUnits(host="h", cancel=True)]
+    assert coordinator.sent("drain") == [control_commands.DrainUnits(host="h", cancel=True)]
 
 
 def test_refusal_is_one_line(shell: Shell, coordinator: Scripted) -> None:
@@ -312,17 +315,17 @@ KNOB = rows.KnobRow(
 def test_tune_sends_the_revision_that_it_has_read(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     shell("tune", KNOB.name, "30", "--note", "quieter")
-    assert coordinator.sent("tune") == [commands.Tune(KNOB.name, 30.0, 3, "quieter")]
+    assert coordinator.sent("tune") == [control_commands.Tune(KNOB.name, 30.0, 3, "quieter")]
     shell("tune", KNOB.name, "--undo")
-    assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 3)]
+    assert coordinator.sent("undo_tune") == [control_commands.UndoTune(KNOB.name, 3)]
 
 
 def test_tune_sends_the_revision_given_by_seen(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     shell("tune", KNOB.name, "30", "--seen", "2")
     shell("tune", KNOB.name, "--undo", "--seen", "2")
-    assert coordinator.sent("tune") == [commands.Tune(KNOB.name, 30.0, 2)]
-    assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 2)]
+    assert coordinator.sent("tune") == [control_commands.Tune(KNOB.name, 30.0, 2)]
+    assert coordinator.sent("undo_tune") == [control_commands.UndoTune(KNOB.name, 2)]
 
 
 def test_invalid_knob_value_is_a_usage_error(shell: Shell, coordinator: Scripted) -> None:
@@ -399,7 +402,7 @@ def test_keys_new_writes_a_private_file(
         secret = json.loads(file.read_text())["secret"]
         assert file.stat().st_mode & 0o777 == 0o600
         (sent,) = coordinator.sent("add_key")
-        assert isinstance(sent, commands.AddKey)
+        assert isinstance(sent, control_commands.AddKey)
         assert (sent.name, sent.permission, sent.public) == ("ann", "operator", result.json["public"])
         assert secret not in result.out + result.err
         assert "exists already" in shell("keys", "new", "ann", expect=ExitCode.CONFLICT).err
@@ -430,6 +433,27 @@ def test_up_waits_until_every_unit_does_its_whole_work(shell: Shell, coordinator
         assert waiting.stderr is not None
         assert "waiting for 1 unit: engine-0" in waiting.stderr.readline()
         coordinator.rows["unit/engine-0"] = msgspec.structs.replace(late, incomplete="")
+        assert waiting.wait(timeout=60) == ExitCode.OK
+    finally:
+        waiting.kill()
+        waiting.communicate()
+
+
+def test_up_that_changes_judges_waits_for_a_sampler_to_see_whether_its_judge_answers(
+    shell: Shell, coordinator: Scripted, tmp_path: Path
+) -> None:
+    away = {"scorer right": "The judge right cannot say"}
+    sampler = rows.UnitRow("sampler-0", "sampler", "sampler", rows.UnitState.READY, problems=away)
+    coordinator.rows["unit/sampler-0"] = sampler
+    file = str(run_file(shell, coordinator, tmp_path))
+    unchanged = shell("up", file, expect=ExitCode.UNHEALTHY)
+    assert "waiting" not in unchanged.err
+    coordinator.effects["apply"] = Effect(changes=("models.judge.0.url goes from 1 to 2",))
+    waiting = shell.start("up", file, "--yes")
+    try:
+        assert waiting.stderr is not None
+        assert "waiting for 1 unit: sampler-0: scorer right: The judge" in waiting.stderr.readline()
+        coordinator.rows["unit/sampler-0"] = msgspec.structs.replace(sampler, problems={})
         assert waiting.wait(timeout=60) == ExitCode.OK
     finally:
         waiting.kill()

@@ -18,13 +18,20 @@ from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.parser import parse
 from agentrl.formatting.log_lines import Choice, Lines, time_of
 from agentrl.protocol import rows
-from agentrl.protocol.commands import ReadLogs, WaitChain, WaitLink, WhyReport
-from agentrl.protocol.data_commands import BoundPreview, Page, RecordStory, StalenessReport, ToolErrorGroup
+from agentrl.protocol.control_commands import ReadLogs, WaitChain, WaitLink, WhyReport
+from agentrl.protocol.data_commands import (
+    BoundPreview,
+    Page,
+    RecordStory,
+    StalenessReport,
+    ToolErrorGroup,
+)
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
+from agentrl.protocol.other_model_commands import OtherModelsReport, ServiceRow
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
-from tests.tui.steward_answers import RECORD, call_story
+from tests.tui.steward_answers import RECORD, call_story, evaluation_rows
 from tests.waiting import PATIENCE_S
 
 HOSTILE = "\x1b]0;owned\x07[red]"
@@ -270,6 +277,45 @@ def test_list_in_a_pipe_has_a_line_for_each_row(shell: Shell, coordinator: Scrip
         assert where.startswith("The bound is 1 publication; version 9 is the newest; counted at ")
         assert " ".join(heading.split()) == "age ready under way would lose ready and under way"
         assert len(lines) == 2
+    call = {
+        "at": time.time(),
+        "model": "judge",
+        "purpose": "judge right",
+        "outcome": "away",
+        "tries": 3,
+        "record": "r1",
+    }
+    used = {"model": "judge", "purpose": "judge right", "calls": 5, "kept": 2, "unanswered": 1, "tries": 7}
+    used |= {"tokens_in": 900, "tokens_out": 40, "cost": 0.25, "latency_s": None}
+    away = {
+        "failing_at": ("sampler-0",),
+        "failures": 3,
+        "error": "status 500",
+        "failed_at": 995.0,
+        "rests_until": 1012.0,
+    }
+    asked = ServiceRow("judge", 1, "m at h", per_minute=60, this_minute=42, at_once=16, timeout_s=60.0, **away)
+    failed = call | {"record": "r1", "latency_s": 2.0, "error": "m at h: status 500"}
+    done = OtherModelsReport((used,), (failed,), (asked,), counted_at=1000.0)
+    coordinator.answers["other_models"] = lambda args: done
+    heading, sums, _, service, *lines = shell("models", COLUMNS="160").out.splitlines()
+    words = " ".join(service.split())
+    assert words.startswith("judge 1. m at h rests 12 s 42 of 60 a minute, 16 at once, 60 s ")
+    assert words.endswith(" 3 times in a row, 5 s ago at sampler-0: status 500")
+    assert sums.split()[:3] == ["judge", "judge", "right"]
+    assert sums.split()[3:9] == ["5", "2", "1", "7", "900", "40"]
+    assert lines[0].endswith("judge: judge right, away, 3 tries, 2.0 s, for r1: m at h: status 500")
+
+
+def test_evaluations_of_the_run_are_listed_shown_and_compared(shell: Shell, coordinator: Scripted) -> None:
+    evaluation_rows(coordinator)
+    wide = {"COLUMNS": "200"}
+    listed = shell("eval", "list", **wide).out
+    assert "40 of 64 tasks" in listed
+    assert "best, checkpoint step-190" in listed
+    assert "0.790 of 4" in listed
+    assert {row["part"] for row in shell("eval", "show", "v19", "--by", "tag", "--json").json} == {"bread", "fruit"}
+    assert "shop: v19 is not shown to differ: +0.273" in shell("eval", "compare", "v18", "v19").out
 
 
 READING = [["status"], ["why"], ["alerts", "list"], ["events"], ["tune"], ["logs", "web-0"], ["scale", "web", "2"]]

@@ -280,9 +280,14 @@ def test_warm_up_that_cannot_be_read_is_an_error_with_its_place(shell: Shell) ->
         ({"config.json": QWEN3, **POINTER}, "embedded", " is no file of weights, or is cut off."),
         ({"config.json": '{"model_type": "bert"}', **WEIGHTS}, "sglang", "Models of the type 'bert' cannot be trained"),
         (
-            {"config.json": '{"model_type": "qwen2_5_vl", "vision_config": {}}', **WEIGHTS},
+            {"config.json": '{"model_type": "llava", "vision_config": {}}', **WEIGHTS},
             "sglang",
-            "reads images (qwen2_5_vl), and images are not supported",
+            "reads images, and it is not known how models of the type 'llava' do.",
+        ),
+        (
+            {"config.json": '{"model_type": "qwen2_5_vl", "vision_config": {}}', **WEIGHTS},
+            "embedded",
+            "{folder}/model reads images and has no preprocessor_config.json.",
         ),
         ({"config.json": QWEN3, **WEIGHTS}, "embedded", "The tokenizer {folder}/model/tokenizer.json cannot be read"),
         (

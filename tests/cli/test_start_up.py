@@ -45,6 +45,14 @@ def test_status_as_json_loads_only_the_client(shell: Shell, coordinator: Scripte
     assert not roots & set(HEAVY)
 
 
+def test_trial_loads_what_speaks_mcp_and_computes_only_if_it_needs_it() -> None:
+    code = "import sys, daemons.trial; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not {"mcp", "torch", "transformers", "agentrl.toolbox.toolbox"} & set(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "module"),
     [

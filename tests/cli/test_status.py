@@ -18,7 +18,7 @@ from agentrl.cli.status_screen import screen
 from agentrl.errors import ExitCode
 from agentrl.formatting.row_text import unit_summary
 from agentrl.protocol import rows
-from agentrl.protocol.commands import LearningReport, StatusReport
+from agentrl.protocol.control_commands import LearningReport, StatusReport
 from agentrl.protocol.messages import HostFacts
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted

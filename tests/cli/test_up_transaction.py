@@ -20,7 +20,7 @@ from agentrl.cli.up_transaction import NOTHING_CHANGED, BeginLock, NewRun
 from agentrl.client.run_processes import RunProcess
 from agentrl.config import paths
 from agentrl.errors import ConflictError
-from agentrl.protocol.commands import Down
+from agentrl.protocol.control_commands import Down
 from agentrl.protocol.rows import HostRow, OperationState, RunRow
 from tests.cli.scripted import Scripted
 

@@ -37,6 +37,8 @@ WRONG = {
     "status --key .": (ExitCode.CONFIG, "Is a directory"),
     "records export -o nowhere/file": (ExitCode.USAGE, "cannot be written: No such file"),
     "records export -o .": (ExitCode.USAGE, "cannot be written: Is a directory"),
+    "records export --as dataset -o a.parquet": (ExitCode.USAGE, "A dataset is written as JSON lines"),
+    "records export -o nowhere/a.parquet": (ExitCode.USAGE, "cannot be written: No such file"),
     "steps list --limit 99999": (ExitCode.USAGE, "99999 is not from 1 to 1000."),
     "tasks requeue": (ExitCode.USAGE, "Missing argument"),
     "completion klingon": (ExitCode.USAGE, "is not one of"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.control.state.feed_publisher import Feed
 from agentrl.errors import ExitCode
-from agentrl.protocol import commands, wire
+from agentrl.protocol import commands, control_commands, wire
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
@@ -151,7 +151,7 @@ class SmallCoordinator:
             worse = Consent(Effect(starts=("web-1",)), Tier.REVERSIBLE, 60.0)
             self._send(peer, ErrorReply(request.id, ExitCode.CONFLICT, "It became worse.", consent=worse))
         elif spec.mutates:
-            accepted = commands.Accepted(request.id, Effect(starts=("web-1",)), Tier.REVERSIBLE, duplicate)
+            accepted = control_commands.Accepted(request.id, Effect(starts=("web-1",)), Tier.REVERSIBLE, duplicate)
             self._send(peer, Reply(request.id, wire.raw(accepted)))
         elif request.name == "snapshot":
             self._snapshot(peer, request)
@@ -159,14 +159,14 @@ class SmallCoordinator:
             self._query(peer, request)
 
     def _snapshot(self, peer: Peer, request: Request) -> None:
-        found, seq = self.feed.snapshot(wire.decode_as(commands.Snapshot, request.args).kinds)
+        found, seq = self.feed.snapshot(wire.decode_as(control_commands.Snapshot, request.args).kinds)
         for key, value in found:
             self._send(peer, SnapshotRow(request.id, key, value))
         self._send(peer, SnapshotEnd(request.id, self.epoch, seq))
 
     def _query(self, peer: Peer, request: Request) -> None:
         if request.name == "show_operation":
-            row = self.rows.get(f"op/{wire.decode_as(commands.ShowOperation, request.args).id}")
+            row = self.rows.get(f"op/{wire.decode_as(control_commands.ShowOperation, request.args).id}")
             if row is None:
                 self._send(
                     peer, ErrorReply(request.id, ExitCode.UNKNOWN, "There is no such operation.", "agentrl events")
@@ -176,7 +176,7 @@ class SmallCoordinator:
         elif request.name == "knobs":
             self._send(peer, Reply(request.id, wire.raw([])))
         else:
-            report = commands.StatusReport(run=RunRow(name="tiny", uuid="", state="running"))
+            report = control_commands.StatusReport(run=RunRow(name="tiny", uuid="", state="running"))
             self._send(peer, Reply(request.id, wire.raw(report)))
 
     def _send(self, peer: Peer, message: Message) -> None:

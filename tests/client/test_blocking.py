@@ -11,7 +11,7 @@ import agentrl
 from agentrl.client import RESET
 from agentrl.client.blocking import BlockingClient
 from agentrl.errors import NoCoordinatorError, UnknownNameError, UsageError
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.control_commands import StatusReport
 from agentrl.protocol.rows import OperationState, RunRow
 from tests.client.small_coordinator import SmallCoordinator
 

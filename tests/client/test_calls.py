@@ -24,7 +24,7 @@ from agentrl.errors import (
     WaitTimeoutError,
 )
 from agentrl.protocol import wire
-from agentrl.protocol.commands import Scale, StatusReport, Tune
+from agentrl.protocol.control_commands import Scale, StatusReport, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
 from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, ErrorReply, Permission, Refused
 from agentrl.protocol.rows import OperationState

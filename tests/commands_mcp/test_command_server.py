@@ -22,7 +22,8 @@ from agentrl.commands_mcp.proposals import KEPT_S, MOST, Proposals
 from agentrl.commands_mcp.server import CommandServer
 from agentrl.errors import ExitCode, UnknownNameError
 from agentrl.protocol import rows
-from agentrl.protocol.commands import COMMANDS, Pause, Scale
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.control_commands import Pause, Scale
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted

@@ -71,6 +71,34 @@ def test_frozen_run_still_has_a_trainer(tmp_path: Path) -> None:
     assert "trainer" in groups_of(config_of(tmp_path, SMALL + "training: {frozen: true}\n"))
 
 
+def test_other_models_change_without_a_restart(tmp_path: Path) -> None:
+    judged = SMALL + "models: {judge: [{url: 'https://h/v1', model: a}]}\njudges: {right: {model: judge}}\n"
+    before, after = config_of(tmp_path, judged), config_of(tmp_path, judged.replace("model: a", "model: b"))
+    assert groups_of(before) == groups_of(after)
+    keyed = groups_of(config_of(tmp_path, judged.replace("model: a", "model: a, key: 'env:JUDGE_KEY'")))
+    assert {name for name, spec in keyed.items() if "JUDGE_KEY" in spec.env} == {"sampler"}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("judges: {right: {model: other}}", "judges.right.model names the unknown model 'other'; known are: judge"),
+        ("judges: {exact: {model: judge}}", "judges.exact has the name of a scorer that comes along"),
+        ("judges: {right: {model: judge, votes: 3}}", "judge answers at temperature 0, so all votes would be the same"),
+        ("judges: {right: {model: judge, template: 'Good? VERDICT:'}}", "names neither {answer} nor {transcript}"),
+        ("judges: {right: {model: judge, template: '{answer} {key} VERDICT'}}", "template has {key}"),
+        ("summaries: {model: browse}", "summaries.model names the unknown model 'browse'"),
+        ("models: {judge: []}", "models.judge has no service"),
+        ("models: {judge: [{url: 'https://me:pw@h/v1', model: a}]}", "without a user or a key"),
+    ],
+)
+def test_other_models_that_cannot_be_are_refused_with_their_place(tmp_path: Path, more: str, sentence: str) -> None:
+    models = "" if more.startswith("models") else "models: {judge: [{url: 'https://h/v1', model: a}]}\n"
+    with pytest.raises(ConfigError) as refused:
+        config_of(tmp_path, f"{SMALL}{models}{more}\n")
+    assert sentence in str(refused.value)
+
+
 def test_changed_section_replaces_only_the_groups_that_read_it(tmp_path: Path) -> None:
     before = groups_of(config_of(tmp_path, SMALL))
     after = groups_of(config_of(tmp_path, SMALL + "engines: {slots: 8}\n"))
@@ -146,6 +174,10 @@ def test_trainer_and_engine_may_share_a_gpu(tmp_path: Path) -> None:
     groups = groups_of(config_of(tmp_path, SMALL + shares))
     assert (groups["engine"].resources.gpus, groups["trainer"].resources.gpus) == (0.5, 0.4)
     assert groups_of(config_of(tmp_path, SMALL))["trainer"].resources.gpus == 0
+    embedded = groups_of(config_of(tmp_path, SMALL + shares.replace("sglang", "embedded")))
+    assert (embedded["engine"].resources.gpus, embedded["trainer"].resources.gpus) == (0.5, 0.4)
+    with pytest.raises(ConfigError, match=r"engines.gpus is 2: an embedded engine computes on one GPU, or on a share"):
+        config_of(tmp_path, SMALL + "engines: {gpus: 2}\n")
     ranks = "engines: {kind: sglang}\ntraining: {parallel: {replicate: 2}}\n"
     trainer = groups_of(config_of(tmp_path, SMALL + ranks))["trainer"]
     assert (trainer.gang, trainer.count, trainer.resources.gpus) == (True, 2, 1)
@@ -180,12 +212,13 @@ def test_python_of_the_server_is_relative_to_the_run_file_or_on_the_path(tmp_pat
         assert config_of(tmp_path, text).engines.python == meant
 
 
-def test_run_file_for_gpus_is_valid() -> None:
-    file = Path(__file__).parents[2] / "assets" / "train-gpu.yaml"
+@pytest.mark.parametrize(("name", "kind", "gpus"), [("train-gpu", "sglang", 1), ("train-one-gpu", "embedded", 0.5)])
+def test_run_files_for_gpus_are_valid(name: str, kind: str, gpus: float) -> None:
+    file = Path(__file__).parents[2] / "assets" / f"{name}.yaml"
     config = load_config(file, environ={}).config
     groups = groups_of(config)
-    assert (groups["engine"].resources.gpus, groups["trainer"].resources.gpus) == (1, 1)
-    assert config.engines.kind == "sglang"
+    assert (groups["engine"].resources.gpus, groups["trainer"].resources.gpus) == (gpus, gpus)
+    assert config.engines.kind == kind
 
 
 def test_units_get_the_variables_that_their_sections_name_and_the_inherited_ones(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_variables_that_mark_a_process_are_never_configuration(load):
     words = {name.removeprefix("AGENTRL_").lower() for name in RESERVED_VARIABLES}
     whole = introspection.Shape(RunConfig)
     values = {key for key in whole.keys if not (whole.child(key).is_table or whole.child(key).section)}
-    assert values == {"name", "dir", "inherit", "extends", "logs"}
+    assert values == {"name", "dir", "inherit", "extends", "logs", "curriculum"}
     assert words.isdisjoint(values)
 
 

@@ -23,8 +23,13 @@ PAGE = (DOCS / "run-file.md").read_text()
 LOSSES = (DOCS / "losses.md").read_text()
 HOSTS = (DOCS / "hosts.md").read_text()
 TRAINING = (DOCS / "training.md").read_text()
+CONTEXT = (DOCS / "context.md").read_text()
+JUDGES = (DOCS / "judges.md").read_text()
 MONITORING = (DOCS / "monitoring.md").read_text().replace("```yaml\nrule_files", "```\nrule_files")
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES + TRAINING + HOSTS + MONITORING, re.MULTILINE | re.DOTALL)
+PAGES = PAGE + LOSSES + TRAINING + HOSTS + MONITORING + JUDGES + CONTEXT
+EXAMPLES = re.findall(
+    r"^```yaml\n(.*?)^```$", PAGE + LOSSES + TRAINING + HOSTS + MONITORING + JUDGES, re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

@@ -14,8 +14,8 @@ from agentrl.control.handlers.client_requests import CONSENT_VALID_S, UNFORESEEN
 from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.errors import ExitCode
-from agentrl.protocol import commands
-from agentrl.protocol.commands import Accepted
+from agentrl.protocol import control_commands
+from agentrl.protocol.control_commands import Accepted
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import ErrorReply, Permission, Reply, Request
 from agentrl.protocol.rows import OperationState
@@ -25,7 +25,7 @@ from agentrl.transport.hub import Hub, Peer
 from tests.waiting import aeventually
 
 WHO = Known(Kind.CLIENT, "somebody")
-PAUSE = raw(commands.Pause("web"))
+PAUSE = raw(control_commands.Pause("web"))
 REVERSIBLE = Effect(changes=("the units of web take no new work",))
 DISRUPTIVE = Effect(drains=("web-0",))
 
@@ -192,7 +192,9 @@ async def test_the_owner_computes_the_effect_of_a_command_with_a_consent() -> No
 # ---- faults ----
 
 
-@pytest.mark.parametrize(("name", "args"), [("status", commands.Status()), ("pause", commands.Pause("web"))])
+@pytest.mark.parametrize(
+    ("name", "args"), [("status", control_commands.Status()), ("pause", control_commands.Pause("web"))]
+)
 def test_a_fault_in_the_code_is_answered_and_logged(
     name: str, args: msgspec.Struct, caplog: pytest.LogCaptureFixture
 ) -> None:

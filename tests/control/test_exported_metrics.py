@@ -15,7 +15,7 @@ from agentrl.control import metrics_listener
 from agentrl.control.exported_metrics import DECLARED, RunCollector
 from agentrl.control.metrics_listener import MetricsListener
 from agentrl.errors import ConfigError
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.control_commands import StatusReport
 from agentrl.protocol.rows import GroupRow, HostRow, RunRow, UnitRow, UnitState
 from tests.waiting import aeventually
 

@@ -12,7 +12,7 @@ from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.state.operations import Operation
 from agentrl.errors import UnavailableError, UnknownNameError
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.data_commands import Done
+from agentrl.protocol.data_changes import Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Request

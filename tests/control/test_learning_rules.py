@@ -16,7 +16,8 @@ from agentrl.control.state.progress import ProgressTracker
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.engines.canary import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
-from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
+from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.control_commands import WaitChain, WaitLink
 from agentrl.protocol.messages import UnitPart
 from agentrl.protocol.rows import AlertRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry.data_plane_metrics import (
@@ -279,6 +280,42 @@ def test_tail_of_the_mismatch_pages_although_its_mean_is_within_the_limit(name: 
     (row,) = run.fired
     assert row.severity == Severity.PAGE
     assert "3 times" in row.sentence
+
+
+SIGNS = {
+    "reward-by-length": (
+        "shop",
+        {"reward_by_length": 0.6, "answer_growth": 1.5},
+        "has grown by a factor of 1.50.",
+    ),
+    "answers-repeat": ("shop", {"repeats_across": 0.7, "repeats_gain": 0.4}, "In shop 70% of the answers"),
+    "groups-repeat": ("shop", {"repeats_within": 0.95, "repeats_within_score": 0.1}, "and they score 0.10 on average"),
+    "judge-votes-split": ("shop", {"votes_split": 0.4}, "contradicts itself on 40% of the records"),
+    "reward-watcher-falls": (
+        "shop/polite",
+        {"watched_score_before": 0.4, "watched_score_now": 0.6, "watcher_before": 0.9, "watcher_now": 0.5},
+        "In shop the score rises (0.4 → 0.6) while polite, which only watches, falls (0.9 → 0.5).",
+    ),
+}
+OVER = dict(zip(SIGNS, ("reward_by_length", "repeats", "repeats_within", "votes_split", "watcher"), strict=True))
+
+
+@pytest.mark.parametrize("rule", SIGNS)
+def test_sign_of_an_exploited_reward_beyond_its_limit_is_an_alert_with_its_numbers(rule: str) -> None:
+    name, numbers, sentence = SIGNS[rule]
+    run = SimulatedRun(unit("steward-0"))
+    over = f"{OVER[rule]}_over_limit/{name}"
+    own = {f"{metric}/{name}": value for metric, value in numbers.items()}
+    run.report("steward-0", **own, **{over: 0.95})
+    assert run.pass_time(10) == []
+    run.report("steward-0", **own, **{over: 1.2})
+    assert run.pass_time(10) == [f"{rule}:{name}"]
+    (row,) = run.fired
+    assert sentence in row.sentence
+    assert row.evidence
+    assert row.suggest.split()[1] in {spec.cli.split()[0] for spec in COMMANDS.values()}
+    run.report("steward-0", **own, **{over: 0.5})
+    assert run.pass_time(120) == []
 
 
 @pytest.mark.parametrize("rule", BAD)

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from agentrl.cli.app import app
 from agentrl.control.exported_metrics import DECLARED, RunCollector
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.control_commands import StatusReport
 from agentrl.protocol.rows import (
     AlertRow,
     AlertState,

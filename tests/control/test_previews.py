@@ -15,7 +15,7 @@ from agentrl.control.commands.command_effects import (
 )
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError, RefusedError
-from agentrl.protocol.commands import Down, DrainUnits, Restart, Scale, Stop
+from agentrl.protocol.control_commands import Down, DrainUnits, Restart, Scale, Stop
 from agentrl.protocol.effects import Tier, tier_of
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role

@@ -13,7 +13,7 @@ from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.operations import Goal, Operation, Operations, Want
 from agentrl.errors import RefusedError
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.data_commands import RollBack, RollbackPreview
+from agentrl.protocol.data_changes import RollBack, RollbackPreview
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.messages import Request

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from agentrl.config.alerts import BUILT_IN_RULES, Rule
 from agentrl.control.alerts.alert_states import AlertEngine, Notification
-from agentrl.control.alerts.builtin_rules import DATA_RULES, LEARNING_RULES, default_rules
+from agentrl.control.alerts.builtin_rules import DATA_RULES, LEARNING_RULES, REWARD_RULES, default_rules
 from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
-from agentrl.control.state.unit_metrics import POINTS, MemoryHistory, MemoryWatch, MetricStore
+from agentrl.control.state.unit_metrics import MOST_METRICS, POINTS, MemoryHistory, MemoryWatch, MetricStore
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, RepeatedError, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
@@ -231,7 +231,7 @@ def test_every_cure_is_a_real_command() -> None:
 
 def test_every_built_in_rule_has_a_case() -> None:
     tested = {id.partition(":")[0] for id in CASES} | {"unit-memory-grows", "no-progress", "errors-repeat"}
-    elsewhere = {rule.name for rule in (*DATA_RULES, *LEARNING_RULES)}  # test_learning_rules has those
+    elsewhere = {rule.name for rule in (*DATA_RULES, *LEARNING_RULES, *REWARD_RULES)}  # test_learning_rules has those
     assert {rule.name for rule in default_rules()} == tested | elsewhere
 
 
@@ -520,7 +520,7 @@ def test_numbers_are_bounded_and_finite() -> None:
     metrics.update("web-0", 1, {"loss": math.nan, "grad": math.inf, "ok": 1.0}, 0.0)
     assert metrics.values("web-0") == {"ok": 1.0}
     metrics.update("web-0", 1, {f"m{n}": 1.0 for n in range(10_000)}, 1.0)
-    assert len(metrics.values("web-0")) == 500
+    assert len(metrics.values("web-0")) == MOST_METRICS
     for step in range(5000):
         metrics.update("web-1", 1, {"loss": float(step), "other": 1.0}, float(step))
     assert len(metrics.history("web-1", "loss")[0]) <= 675

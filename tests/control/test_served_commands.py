@@ -18,7 +18,7 @@ from agentrl.control.state.observed_state import ObservedState
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.errors import RefusedError, UnavailableError, WaitTimeoutError
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.data_commands import Done, RequeueTasks
+from agentrl.protocol.data_changes import Done, RequeueTasks
 from agentrl.protocol.messages import Request, UnitReport
 from agentrl.protocol.messages.served_commands import AskUnit, UnitAnswer
 from agentrl.protocol.rows import OperationState, UnitState

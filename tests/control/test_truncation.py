@@ -8,7 +8,7 @@ import pytest
 from agentrl.control.handlers import client_queries, truncation
 from agentrl.control.persistence.journal import JournalEvent
 from agentrl.control.state.feed_publisher import Feed
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.control_commands import StatusReport
 from agentrl.protocol.feed import FeedRow
 from agentrl.protocol.knob import Knob
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobPreviewed, UnitPart, UnitReport, Wait

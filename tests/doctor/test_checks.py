@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl import doctor
-from agentrl.config.data_plane import ToolServer
+from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.tool_packages import Packages
-from agentrl.config.tool_sandbox import Sandbox
+from agentrl.config.tool_sandbox import Sandbox, required
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.sandboxes import sandbox_cgroups
 from agentrl.sandboxes.sandbox_choice import choose
@@ -221,13 +221,18 @@ def test_a_missing_sandbox_is_a_warning_and_a_required_one_a_failure(monkeypatch
         "Tool servers run without a sandbox: bubblewrap is not installed.",
     )
     assert general.hint == "Install it."
-    preferred, required, none = (Sandbox(), Sandbox(required=True), Sandbox(kind="none"))
+    preferred, strict, none = (Sandbox(), Sandbox(required=True), Sandbox(kind="none"))
     servers = {
         name: ToolServer(command=("x",), sandbox=sandbox)
-        for name, sandbox in (("a", preferred), ("b", required), ("c", none))
+        for name, sandbox in (("a", preferred), ("b", strict), ("c", none))
     }
-    first, second = doctor.check_sandboxes(servers)
-    assert (first.verdict, second.verdict) == ("warn", "fail")
+    environments = {
+        name: Environment(code="e.py", dataset="d.jsonl", sandbox=required(plain))
+        for name, plain in (("d", "process"), ("e", "none"))
+    }
+    first, second, third = doctor.check_sandboxes(servers, environments)
+    assert [each.verdict for each in (first, second, third)] == ["warn", "fail", "fail"]
+    assert third.sentence.startswith("The environment d is not started: bubblewrap")
     assert first.sentence.startswith("The tool server a runs without a sandbox: bubblewrap")
     assert second.sentence.startswith("The tool server b is not started: bubblewrap")
 

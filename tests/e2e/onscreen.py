@@ -63,8 +63,8 @@ def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "", after: 
 
 
 def live(run: Run, keys: Sequence[str], *texts: str, once: str = "") -> None:
-    """A console of the live run shows these texts after these keys; the last key is pressed for the row that `once`
-    names.
+    """A console of the live run shows these texts after these keys; the last key is pressed when `once` is shown, and
+    Enter for the row at the top.
     """
 
     def connect() -> Client:
@@ -93,8 +93,8 @@ async def _seen(
 
         for key in keys:
             await shows(*([once] if once and key is keys[-1] else []))
-            if once and key is keys[-1]:
-                await screen.press("home")
+            if once and key is keys[-1] == "enter":
+                await screen.press("home")  # the newest row
             await screen.press(key)
         for size in SIZES:
             await screen.resize(*size)

@@ -55,6 +55,9 @@ class Run:
             "sidecars": {},
             "supervision": {k: v for k, v in times.items() if k.endswith("_s")} if factor != 1.0 else {},
         }
+        self.calls_tools = False
+        """Whether `up` calls the tools first, as it does for a person. In most tests their servers would only start
+        twice."""
         self._client: BlockingClient | None = None
 
     # ---- configuration ----
@@ -96,6 +99,8 @@ class Run:
         )
 
     def _with_run(self, args: tuple[str, ...]) -> tuple[str, ...]:
+        if args[0] == "up" and not (self.calls_tools or "--dry-run" in args or "--skip-tools" in args):
+            return ("up", "--skip-tools", *args[1:])
         if args[0] in ("up", "config", "doctor", "runs", "completion"):
             return args
         return (*args, "--run", self.name)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from agentrl.errors import DiskError, ExitCode
-from agentrl.protocol.commands import Pause, Resume
+from agentrl.protocol.control_commands import Pause, Resume
 from agentrl.protocol.rows import UnitRow
 from tests.e2e.running import Run, running
 from tests.waiting import eventually

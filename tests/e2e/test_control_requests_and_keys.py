@@ -18,7 +18,7 @@ import zmq
 from agentrl.client.client import Client
 from agentrl.client.discovery import find
 from agentrl.errors import ExitCode, KeyRefusedError
-from agentrl.protocol import commands, feed, messages
+from agentrl.protocol import control_commands, feed, messages
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL_MAJOR, Request
 from agentrl.protocol.wire import decode_feed, decode_from_coordinator, encode, raw
@@ -101,14 +101,14 @@ def well(run: Run) -> Callable[[], None]:
 
 def test_command_sent_twice_is_executed_once(talking: Run) -> None:
     client = talking.client
-    first = client.call("scale", commands.Scale("web", by=1), id="the-same")
-    again = client.call("scale", commands.Scale("web", by=1), id="the-same")
+    first = client.call("scale", control_commands.Scale("web", by=1), id="the-same")
+    again = client.call("scale", control_commands.Scale("web", by=1), id="the-same")
     assert (first.duplicate, again.duplicate) == (False, True)
     assert again.operation == first.operation == "the-same"
     assert client.wait("the-same", timeout_s=PATIENCE_S).state == "succeeded"
     assert sorted(talking.units()) == ["tick-0", "web-0", "web-1", "web-2"]
     # The command line gets the same operation, also after its end.
-    assert client.call("scale", commands.Scale("web", by=1), id="the-same").duplicate
+    assert client.call("scale", control_commands.Scale("web", by=1), id="the-same").duplicate
     assert talking.cli("scale", "web", "2")["operation"]["state"] == "succeeded"
     assert sorted(talking.units()) == ["tick-0", "web-0", "web-1"]
 

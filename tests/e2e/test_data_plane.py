@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import urllib.error
 import urllib.request
 import uuid
@@ -36,10 +37,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
     yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=1.0)
 
 
-def test_run_learns_and_continues_after_down_and_up(run: Run) -> None:
+def test_run_learns_and_continues_after_down_and_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(run.file.parent)
     run.config |= data_plane(steps=STEPS, bound=BOUND)
     up(run)
+    watched = [row["step"] for row in run.client.watch("reward_mean")]
+    assert watched == [1, 2, 3, 4][-len(watched) :], "each step once, until the run is finished"
     run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
     assert set(run.incarnations().values()) == {1}, "nothing died"
 
@@ -62,6 +65,7 @@ def test_run_learns_and_continues_after_down_and_up(run: Run) -> None:
     assert not first["problems"]
     before = counted(run)
     assert from_a_metric_to_the_records_behind_it(run)
+    notebook(run, monkeypatch)
 
     proof = run.cli("down", "--yes", within_s=120)
     assert proof["proven"]
@@ -84,6 +88,14 @@ def test_run_learns_and_continues_after_down_and_up(run: Run) -> None:
     after = counted(run)
     onscreen.live(run, ("7", "A"), "All sums agree.", f"steps: {STEPS + 2} committed")
     onscreen.live(run, ("8", "home", "enter"), f"/{STEPS + 2:06d}", "metrics", once="committed")
+    both = f"v{min(versions)}", f"v{max(versions)}"
+    listed = {f"v{row['version']}": row for row in run.cli("eval", "list")}
+    assert [(listed[one]["state"], listed[one]["tasks"], listed[one]["attempts"]) for one in both] == [
+        ("done", 4, 4)
+    ] * 2
+    (compared,) = run.cli("eval", "compare", *both)["parts"]
+    assert compared["tasks"] == 4
+    onscreen.live(run, ("8", "V"), *both, f"{len(listed)} evaluations")
     assert after["tasks"]["train"].keys() >= {"trained"}
     # Steps without records at the end are in no checkpoint, so they are done again.
     empty = STEPS - trained[-1]["step"]
@@ -112,6 +124,25 @@ def test_killed_sampler_loses_no_record(run: Run) -> None:
     assert closed
     assert not left & {share["record"] for task in closed for share in task["shares"]}
     assert not found["problems"]
+
+
+def notebook(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snippets of docs/python.md for notebooks."""
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text().partition("\n## Notebooks")[2]
+    known: dict[str, Any] = {"__name__": "snippet"}
+    with monkeypatch.context() as here:
+        here.setenv("AGENTRL_HOME", str(run.home))
+        here.chdir(run.file.parent)
+        for number, snippet in enumerate(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL), 1):
+            exec(compile(snippet, f"python.md, snippet {number} for notebooks", "exec"), known)
+        assert "Turn 0" in Path("odd.html").read_text()
+        assert json.loads(Path("odd.json").read_text())["traceEvents"]
+    assert list(known["metrics"].index) == [1, 2, 3, 4]
+    assert "reward_mean" in known["metrics"].columns
+    assert set(known["records"]["status"]) == {"scored"}
+    assert known["table"].num_rows >= len(known["records"])
+    assert "iframe" in known["odd"]._repr_html_()
+    assert len(known["newest_metrics"]) == 4
 
 
 def counted(run: Run) -> Any:

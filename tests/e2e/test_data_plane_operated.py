@@ -297,6 +297,9 @@ def test_change_of_the_bound_has_the_effect_of_its_preview(run: Run) -> None:
     (lost,) = preview["effect"]["loses"]
     assert lost.startswith(f"{voids[0]} of {total} ready records would be outside")
     assert "dropped" in lost
+    *_, past = run.cli("tune", "min_range", "1000", "--dry-run")["effect"]["changes"]
+    assert past.startswith("over the last "), past
+    assert "would have had no signal" in past
     would = f"{voids[BOUND - 1] or 'none'} of {total} ready"
     onscreen.live(run, ("5", "b", "left"), f"at {BOUND - 1}: ", would, once="try another bound")
     assert knob(run, "bound")["value"] == BOUND, "a preview changes nothing"

@@ -18,15 +18,8 @@ from agentrl.store import run_database, update_expressions
 from agentrl.store.call_writer import Writer, now
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database
-from agentrl.store.documents import (
-    DispatchedSamplingTask,
-    ParsedCall,
-    Record,
-    ToolCall,
-    call_id,
-    to_bson,
-    tool_call_id,
-)
+from agentrl.store.document_ids import call_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, ParsedCall, Record, ToolCall, to_bson
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.e2e import onscreen
 from tests.e2e.running import Run, running
@@ -155,6 +148,21 @@ def test_control_codes_of_model_text_do_not_reach_the_terminal(run: Run) -> None
     shown = run.raw("records", "show", claim.record.id, "--tokens").stdout
     assert "turn 0: 2 tokens, v1×2" in shown
     assert "not trained" in shown
+
+
+def test_record_is_written_as_a_page_and_as_a_trace(run: Run) -> None:
+    claim = in_store(run, hostile)
+    made = run.cli("records", "html", claim.record.id)
+    page = (run.file.parent / made["file"]).read_text()
+    assert made["bytes"] == len(page.encode())
+    assert "turned round\n[red]rm -rf[/red]" in page
+    assert "\x1b" not in page
+    assert run.cli("records", "html", claim.record.id, check=False)[0] == ExitCode.USAGE, "the file exists"
+    shown = run.raw("records", "timeline", claim.record.id, "-o", "one.json")
+    assert shown.stdout.startswith("one.json has "), shown.stderr
+    trace = json.loads((run.file.parent / "one.json").read_text())
+    assert trace["otherData"]["record"] == claim.record.id
+    assert run.cli("records", "timeline", "no/such", check=False)[0] == ExitCode.UNKNOWN
 
 
 async def hostile(database: Database) -> Claim:

@@ -89,7 +89,8 @@ def test_rollback_undoes_steps_and_knobs_and_another_rollback_brings_them_back(r
 
     # The newest checkpoint before the rollback stays, so all of it comes back.
     (late,) = [one for one in saved(run) if one["kept_for"].startswith("before the rollback to")]
-    assert late["step"] == max(step["step"] for step in steps.values() if step["records"])
+    trained = max(step["step"] for step in steps.values() if step["records"])
+    assert trained <= late["step"] <= max(step["step"] for step in steps.values()), "steps without records may follow"
     there = {name for name, step in steps.items() if step["step"] <= late["step"]}
     why = ("--reason", "the rate was not the cause")
     effect = str(run.cli("rollback", "--to", late["id"], *why, "--dry-run"))

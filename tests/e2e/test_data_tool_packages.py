@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import uuid
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrl.config.tool_lock import ToolLock
@@ -19,11 +21,13 @@ from tests.tool_environments.conftest import QuotaIndex, Workplace
 from tests.waiting import eventually
 
 WITHIN_S = 120.0
+MARK = f"--random=4{os.getpid()}"
+"""In the command line of each server that this test starts."""
 SERVER = f"""
 import os
 
 def main():
-    os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "assets.shop_server", "--no-faults"])
+    os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "assets.shop_server", "--no-faults", {MARK!r}])
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -79,9 +83,18 @@ def test_packages_are_pinned_installed_and_made_again(run: Run, tmp_path: Path, 
     assert (place.installed, place.remains) == ([], [])
 
     kept.rename(wheel)
+    run.calls_tools = True
+    wrong = run.raw(
+        "up", str(run.file), "--set", "tools.shop.examples={lookup: {item: gold}}", "--no-wait", within_s=WITHIN_S
+    )
+    assert wrong.returncode == ExitCode.TOOLS, wrong.stderr
+    assert "The packages of shop are installed: 1 package" in wrong.stderr
+    assert 'tools.shop: the tool lookup refuses its example {"item": "gold"}: no such item: gold.' in wrong.stderr
+    assert "Nothing was started. `agentrl up --skip-tools` starts without calling tools." in wrong.stderr
+    assert (run.state_dir.exists(), run.dir.exists(), _servers()) == (False, False, [])
     started = run.raw("up", str(run.file), "--no-wait", within_s=WITHIN_S)
     assert started.returncode == 0, started.stderr
-    assert "The packages of shop are installed: 1 package" in started.stderr
+    assert "untried" not in started.stderr, "its two tools were called, and work"
     eventually(lambda: _serves(run), within_s=WITHIN_S)
     run.cli("tools", "environments", "--remove-unused")
     (environment,) = place.installed
@@ -118,6 +131,10 @@ def spends_no_attempt_while_the_index_refuses(run: Run) -> None:
     assert "429 Client Error" in run.raw("tools", "show", "shop").stdout
     eventually(lambda: "429 Client Error" in str(run.cli("alerts", "list")), within_s=WITHIN_S, what="an alert")
     onscreen.live(run, ("4", "enter"), "429")
+
+
+def _servers() -> list[int]:
+    return [process.pid for process in psutil.process_iter(["cmdline"]) if MARK in (process.info["cmdline"] or ())]
 
 
 def _records(run: Run, filter: str) -> list[Any]:

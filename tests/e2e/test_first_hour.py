@@ -1,22 +1,34 @@
-"""What a new user gets wrong is on screen and in `status --json` soon, with its exception and its place."""
+"""The tutorial works as it is written, and what a new user gets wrong is soon on screen and in `status --json`, with
+its exception and its place."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
+import re
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from agentrl.adapters.programs import gymnasium_games
 from agentrl.errors import ExitCode
-from tests.e2e.running import Run, running
+from agentrl.store import run_database
+from tests.e2e.running import PYTHON, Run, running
+from tests.e2e.terminal import Terminal
 from tests.small_run import data_plane, write_data
 from tests.waiting import eventually
 
 UP_WITHIN_S = 400.0
 SEEN_WITHIN_S = 15.0
+STEPS = "10"
+"""Of the sixty of the tutorial."""
+TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AGENTS = """
@@ -85,17 +97,120 @@ def test_broken_tools_agents_and_scorers_are_named_with_their_exception(run: Run
     assert time.monotonic() - began < 2 * SEEN_WITHIN_S
 
 
-def test_up_returns_when_engines_serve_and_down_of_a_training_run_is_quick(run: Run) -> None:
-    write_data(run.file.parent)
-    run.config |= data_plane(steps=0)
-    run.config["tools"]["shop"]["timeout_s"] = 20
-    run.write()
-    done = run.raw("up", str(run.file), within_s=UP_WITHIN_S)
-    assert done.returncode == ExitCode.OK, (done.stdout, done.stderr)
+CARDS = {
+    "code": "gymnasium:Blackjack-v1",
+    "rows": 64,
+    "held_out": 0,
+    "max_turns": 4,
+    "epochs": 50,
+    "system": "Play.",
+    "weight": 3.0,
+}
+
+
+def write_games(file: Path) -> None:
+    """Demonstrations of games in which each action is as likely, so that members of a group differ."""
+    draw = random.Random(1)
+    games = gymnasium_games.Environment("Blackjack-v1", {}, rows=64, held_out=0)
+    with file.open("a") as opened:
+        for row in games.rows():
+            said = [("system", "Play."), ("user", row["query"])]
+            game = games.begin(row)
+            while not game.done:
+                said.append(("assistant", f"<action>{draw.randint(0, 1)}</action>"))
+                said += [("user", text) for text in [game.answer(said[-1][1]).get("message")] if text]
+            opened.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
+
+
+def commands_of_tutorial() -> Iterator[tuple[str, list[str]]]:
+    """The commands of docs/tutorial.md, and what the page shows of their output; one of them writes its Python file."""
+    for language, block in re.findall(r"^```(python|console)\n(.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL):
+        if language == "python":
+            yield f"cat > sums.py <<'END'\n{block}END", []
+            continue
+        for given in block.split("$ ")[1:]:
+            command, *shown = given.splitlines()
+            yield command.replace("step-000060", f"step-0000{STEPS}"), shown
+
+
+def as_shown(line: str) -> str:
+    """A pattern of the line with any numbers."""
+    return re.sub(r"\d+", r"[\\d.]+", re.escape(line))
+
+
+def test_a_reader_of_the_tutorial_and_a_game_of_others_train_up_returns_when_engines_serve_and_down_is_quick(
+    tmp_path: Path,
+) -> None:
+    for run in running(tmp_path, "sums", factor=1.0):
+        folder = run.file.parent
+        run.dir = folder / "runs" / "sums"
+        run.environ |= {
+            "AGENTRL_CACHE": str(tmp_path / "cache"),
+            "AGENTRL_TRAINING__STEPS": STEPS,
+            "PATH": f"{Path(PYTHON).parent}:{run.environ['PATH']}",
+        }
+        after = {"agentrl init": add_game, "agentrl up --yes": serves, "agentrl wait": game_trained}
+        written = ""
+        for command, shown in commands_of_tutorial():
+            if command.startswith("agentrl eval") and written:
+                run.file.write_text(written)
+            if command == "agentrl tui":
+                look(run)
+                continue
+            began = time.monotonic()
+            done = subprocess.run(
+                command, shell=True, executable="bash", cwd=folder, env=run.environ, capture_output=True, text=True
+            )
+            assert done.returncode == ExitCode.OK, (command, done.stdout, done.stderr)
+            for line in shown:
+                assert re.search(as_shown(line), done.stdout), (command, line, done.stdout)
+            written = written or (run.file.read_text() if run.file.exists() else "")
+            next((do for begin, do in after.items() if command.startswith(begin)), lambda run: None)(run)
+            if command == "agentrl down --yes":
+                print(json.dumps({"down_s": time.monotonic() - began}))
+                assert time.monotonic() - began < 25.0
+        compared = json.loads(run.raw("eval", "compare", "before.jsonl", "after.jsonl", "--json").stdout)
+        assert compared["parts"][0]["tasks"] == 8
+
+
+def add_game(run: Run) -> None:
+    """The run of the page gets an environment of another package."""
+    plain = yaml.safe_load(run.file.read_text())
+    plain["environments"]["cards"] = CARDS
+    run.file.write_text(yaml.safe_dump(plain))
+    write_games(run.file.parent / "sums_shown.jsonl")
+
+
+def serves(run: Run) -> None:
     assert run.unit_row("engine-0").serving.startswith("serving(")
     assert run.run_row().state == "running"
     eventually(lambda: run.unit_row("sampler-0").progress > 0, within_s=60)
-    began = time.monotonic()
-    assert run.cli("down", "--yes", within_s=120)["proven"]
-    print(json.dumps({"down_s": time.monotonic() - began}))
-    assert time.monotonic() - began < 25.0
+
+
+def game_trained(run: Run) -> None:
+    scores = eventually(lambda: asyncio.run(trained_scores(run, "cards/")), within_s=120, what="games that trained")
+    assert scores <= {1.0, 0.0, -1.0}, "the rewards of the game"
+    assert len(scores) > 1, "groups without differences train nothing"
+
+
+def look(run: Run) -> None:
+    terminal = Terminal(run)
+    try:
+        terminal.run("agentrl", "tui")
+        terminal.shows("sums", "● running")
+        terminal.keys("q")
+        terminal.ended(0)
+    finally:
+        terminal.close()
+
+
+async def trained_scores(run: Run, prefix: str) -> set[float]:
+    """Of the records of an environment that committed steps trained."""
+    database = await run_database.open_database(run_database.configuration(run.dir), run.state_dir)
+    try:
+        steps = await database.find("Step", {"status": "committed"}, projection=["records"])
+        trained = [record for step in steps for record in step["records"] if record.startswith(prefix)]
+        found = await database.find("Record", {"_id": {"$in": trained}}, projection=["score"])
+        return {record["score"] for record in found}
+    finally:
+        await database.close()

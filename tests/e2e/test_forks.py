@@ -30,7 +30,7 @@ from tests.e2e.test_data_queries import in_store
 from tests.toolbox.conftest import FAULTY
 from tests.waiting import aeventually, eventually
 
-WITHIN_S = 240.0
+WITHIN_S = 400.0
 TASKS = 10
 ENDED = 12
 """Replays that have ended when processes are killed."""
@@ -38,7 +38,7 @@ MADE = 5
 """Forks of 40 that are made when processes are killed."""
 SHARE = 0.25
 """The most forks among the records of a step and those before."""
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 LOOP = """
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.policies.outcomes import Outcome

@@ -1,4 +1,6 @@
-"""Every snippet of docs/python.md runs in its order against a live run."""
+"""Every snippet of docs/python.md runs in its order against a live run. Those for notebooks need records:
+`test_data_plane.py` runs them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def demo(tmp_path: Path) -> Iterator[Run]:
 
 def test_every_snippet_works(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(demo.home))
-    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    snippets = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text().partition("\n## Notebooks")[0], re.MULTILINE | re.DOTALL
+    )
     assert len(snippets) > 5
     known: dict[str, Any] = {"__name__": "snippet"}
     try:

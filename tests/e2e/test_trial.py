@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
 
 from agentrl.cli import app
+from agentrl.config.load import load_config
 from agentrl.errors import ExitCode
 from tests.environments.page import write_shopping
 from tests.waiting import PATIENCE_S
@@ -41,12 +44,63 @@ def test_told_turns_show_what_tools_and_scorers_make_of_them(tmp_path: Path) -> 
     assert messages[-1]["event"] == "done"
 
 
-def test_a_model_of_its_own_answers_without_a_run(tmp_path: Path) -> None:
-    file = write_shopping(tmp_path)
-    messages = tried(tmp_path, str(file), "-n", "1", "--set", "sampling={max_tokens: 8, context: 512}")
+@pytest.mark.parametrize(
+    ("words", "said", "scores"),
+    [
+        (("gymnasium:FrozenLake-v1", "--with", "is_slippery=false"), [1, 1, 2, 2, 1, 2], {"reward": 1.0, "steps": 6.0}),
+        (("reasoning-gym:letter_counting", "--with", "seed=1"), ["nothing"], {}),
+    ],
+)
+def test_an_environment_of_another_package_is_tried_by_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: list[Any], scores: dict[str, float]
+) -> None:
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
+    messages = tried(tmp_path, *words, "-n", "1", *(f"--say=<action>{each}</action>" for each in said))
     (ended,) = [each for each in messages if each["event"] == "ended"]
-    assert (ended["turns"], ended["outcome"]) == (1, "token_limit")
-    assert ended["score"] == 0.0
+    assert (ended["score"], ended["turns"]) == (scores.get("reward", 0.0), len(said))
+    assert scores.items() <= ended["parts"].items()
+    assert messages[-1]["event"] == "done"
+
+
+class _ChatApi(BaseHTTPRequestHandler):
+    """Chat completions: it calls a tool, and answers when it was told the result."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append({**asked, "path": self.path, "key": self.headers["Authorization"]})
+        text = ANSWER if len(asked["messages"]) > 2 else CALL
+        body = json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+def test_a_model_behind_an_address_is_asked_in_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shopping(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _ChatApi) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        limits = ("--set", "sampling={max_tokens: 8, context: 64}")  # of the service: its tokens are its own
+        messages = tried(tmp_path, "shopping.py", "-n", "1", "--model", url, "--model-name", "large", *READS, *limits)
+        server.shutdown()
+    (ended,) = [each for each in messages if each["event"] == "ended"]
+    assert (ended["outcome"], ended["score"], ended["turns"]) == ("answered", 1.0, 2)
+    first, second = _ChatApi.asked
+    assert (first["path"], first["key"], first["model"]) == ("/v1/chat/completions", "Bearer a-key", "large")
+    assert first["max_tokens"] == 8
+    assert [one["role"] for one in first["messages"]] == ["system", "user"]
+    assert first["messages"][1]["content"] == "Two teas, please."
+    assert second["messages"][2:] == [
+        {"role": "assistant", "content": CALL},
+        {"role": "user", "content": "1 items"},
+        {"role": "user", "content": "there is no milk"},
+    ]
 
 
 def test_an_interrupted_trial_ends_its_program_and_says_nothing_of_python(tmp_path: Path) -> None:
@@ -71,6 +125,7 @@ def test_an_interrupted_trial_ends_its_program_and_says_nothing_of_python(tmp_pa
     ("words", "sentence"),
     [
         (("nothing.py",), "There is no file nothing.py"),
+        (("gymnasium:NoGame-v0",), "gymnasium:NoGame-v0: NameNotFound"),
         (("shopping.py", "--environment", "other"), "There is no environment 'other'"),
         (("empty.py",), "empty.py declares no environment"),
         (("broken.py",), "broken.py, line 2: ZeroDivisionError"),
@@ -100,15 +155,18 @@ def test_what_init_writes_is_whole_and_never_written_over(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert app.run(["init", "sums"]) == ExitCode.OK
-    assert app.run(["config", "check", "run.yaml"]) == ExitCode.OK
+    assert load_config("run.yaml").config.environments["sums"].scorer == "sums"
     assert len(Path("run.yaml").read_text().splitlines()) <= 12
+    shown = (Path(__file__).parents[2] / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert Path("sums.py").read_text() == shown, "the README shows what is written"
     own = subprocess.run([sys.executable, "-m", "pytest", "-q", "test_sums.py"], capture_output=True, text=True)
     assert "2 passed" in own.stdout, own.stdout
-    call = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'
-    messages = tried(tmp_path, "run.yaml", "-n", "1", "--say", call, "--say", "<answer>7</answer>")
-    assert [each["parts"] for each in messages if each["event"] == "ended"] == [{"right": 1.0, "calls": 1.0}]
     Path("sums.py").write_text("mine")
     assert app.run(["init", "sums"]) == ExitCode.REFUSED
     assert app.run(["init", "two words"]) == ExitCode.USAGE
+    lake = ["init", "lake", "--from", "gymnasium:FrozenLake-v1", "--with", "is_slippery=false", "--dir", "lake"]
+    assert app.run(lake) == ExitCode.OK
+    assert app.run(["config", "check", "lake/run.yaml"]) == ExitCode.OK
+    assert app.run(["init", "lake", "--from", "harbour:x"]) == ExitCode.USAGE
     assert Path("sums.py").read_text() == "mine"
     assert "Traceback" not in capsys.readouterr().err

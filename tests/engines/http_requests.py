@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from agentrl.engines.embedded.decoder import Model
 from agentrl.engines.embedded.generation_request import Request
@@ -29,10 +30,10 @@ def run(engine: SlotEngine, *, most: int = 10_000, before_each: Callable[[], Non
     raise AssertionError("the engine does not come to an end")
 
 
-def ask(engine: SlotEngine, rid: str, ids: list[int], tokens: int = 12, *, seed: int = 0, **how: object) -> Request:
-    version = how.pop("version", None)
-    request = Request(rid, ids, Sampling(max_new_tokens=tokens, **how), seed=seed)  # type: ignore[arg-type]
-    engine.submit(request, version)  # type: ignore[arg-type]
+def ask(engine: SlotEngine, rid: str, ids: list[int], tokens: int = 12, *, seed: int = 0, **how: Any) -> Request:
+    version, images = how.pop("version", None), how.pop("images", {})
+    request = Request(rid, ids, Sampling(max_new_tokens=tokens, **how), seed=seed, images=images)
+    engine.submit(request, version)
     return request
 
 

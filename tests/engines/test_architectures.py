@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
-from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
 from tests.engines import unverified
 from tests.engines.http_requests import ask, engine_of, random_ids, run
 from tests.training import families
@@ -19,18 +20,29 @@ CLOSE = 1e-4
 STATEFUL = {"falcon h1", "lfm 2", "mamba 2", "minimax", "qwen3 next"}
 
 
-def served(directory: Path, name: str) -> tuple[SlotEngine, Learner]:
+@pytest.fixture
+def device() -> str:
+    """Of the engine."""
+    return "cpu"
+
+
+@pytest.fixture
+def close() -> float:
+    """How much log-probs of engine and trainer may differ."""
+    return CLOSE
+
+
+def served(directory: Path, name: str, device: str = "cpu") -> tuple[SlotEngine, Learner]:
     kind, changes, _ = FAMILIES[name]
     families.write(directory, kind, changes)
-    return engine_of(unverified.load(directory, 1), slots=6 if name in STATEFUL else 3), Learner(
-        directory, LearnerSettings()
-    )
+    engine = engine_of(unverified.load(directory, 1, device), slots=6 if name in STATEFUL else 3)
+    return engine, Learner(directory, LearnerSettings())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_log_probs_of_the_engine_are_those_of_the_trainer(tmp_path: Path, name: str) -> None:
+def test_log_probs_of_the_engine_are_those_of_the_trainer(tmp_path: Path, device: str, close: float, name: str) -> None:
     """Turns that go on and a group with one prompt; more conversations than slots where slots share prompts."""
-    engine, learner = served(tmp_path, name)
+    engine, learner = served(tmp_path, name, device)
     chance, vocabulary = random.Random(3), families.SIZES["vocab_size"]
     histories = {f"t.s{seat}": random_ids(random.Random(seat // 2), 23, vocabulary) for seat in range(4)}
     done = []
@@ -46,18 +58,18 @@ def test_log_probs_of_the_engine_are_those_of_the_trainer(tmp_path: Path, name: 
                 histories[one] = request.ids + random_ids(chance, 3, vocabulary)
         model = engine.model_of(None)
         probe = random_ids(chance, 31, vocabulary)
-        scored = model.score(probe)
-    assert scored == pytest.approx(learner.log_probs([probe])[0], abs=CLOSE)
+        scored = model.scores([probe])[0]
+    assert scored == pytest.approx(learner.log_probs([probe])[0], abs=close)
     for request in done:
         assert request.error is None
         # At another temperature than the trainer's log-probs, so the logits themselves are compared.
         spread = torch.log_softmax(logits_of(learner, request.ids) / 0.7, dim=-1)
         expected = spread[range(len(spread) - 1), request.ids[1:]][len(request.prompt) - 1 :].tolist()
-        assert request.log_probs == pytest.approx(expected, abs=CLOSE)
+        assert request.log_probs == pytest.approx(expected, abs=close)
     assert sum(request.cached_tokens for request in done) > (20 if name in STATEFUL else 100)
 
 
 @torch.no_grad()
 def logits_of(learner: Learner, ids: list[int]) -> torch.Tensor:
-    found: torch.Tensor = learner.model(torch.tensor([ids]), use_cache=False).logits[0]
-    return found.float()
+    found: torch.Tensor = learner.model(torch.tensor([ids], device=learner.model.device), use_cache=False).logits[0]
+    return found.float().cpu()

@@ -314,7 +314,7 @@ async def test_a_malformed_body_is_refused_with_a_sentence(raw: HttpClient) -> N
 
 
 async def test_a_body_that_is_too_long_is_refused(raw: HttpClient) -> None:
-    status, answer = await post(raw, "/generate", b" " * (17 << 20))
+    status, answer = await post(raw, "/generate", b" " * (33 << 20))
     assert status == 400
     assert b"bytes at most" in answer
 

@@ -7,6 +7,7 @@ server itself behind it.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,17 @@ import pytest
 
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError
-from agentrl.engines.sglang.guarded_server import OPEN, RELEASE, RESTORE, Guard, Message, Receive, Send, _answer
+from agentrl.engines.sglang.guarded_server import (
+    ADAPTER,
+    OPEN,
+    RELEASE,
+    RESTORE,
+    Guard,
+    Message,
+    Receive,
+    Send,
+    _answer,
+)
 from agentrl.http.token_server import listening
 from tests.waiting import PATIENCE_S, aeventually
 
@@ -32,9 +43,11 @@ class Behind:
         """Statuses of paths; 0: it raises."""
         self.goes_on = asyncio.Event()
         self.goes_on.set()
+        self.bodies: list[bytes] = []
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.reached.append(scope["path"])
+        self.bodies.append((await receive())["body"])
         # Others come between.
         await asyncio.sleep(0)
         if scope["path"] == "/generate":
@@ -138,3 +151,23 @@ async def test_a_server_without_memory_saver_names_the_missing_argument(behind: 
     await client.restore_memory()
     await client.order("/generate")
     assert behind.reached == ["/generate"]
+
+
+async def test_calls_are_computed_by_the_adapter_that_changes_between_them_only(
+    behind: Behind, client: HttpEngine
+) -> None:
+    await client.order("/generate", {"rid": "a"})
+    await client.order(ADAPTER, {"name": "v1"})
+    behind.goes_on.clear()
+    call = asyncio.create_task(client.order("/generate", {"rid": "b", "lora_path": "of the caller"}))
+    await aeventually(lambda: len(behind.bodies) == 2)
+    with pytest.raises(EngineBusyError, match="their adapter cannot be changed"):
+        await client.order(ADAPTER, {"name": "v2"})
+    behind.goes_on.set()
+    await call
+    await client.order(ADAPTER, {"name": "v2"})
+    await client.order("/generate", {"rid": "c"})
+    assert [json.loads(body).get("lora_path") for body in behind.bodies] == [None, "v1", "v2"]
+    # A call that cannot be read is over when it is answered.
+    await client._send("POST", "/generate", b"[" * 100_000, PATIENCE_S)
+    await client.order(ADAPTER, {"name": "v3"})

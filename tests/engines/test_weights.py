@@ -15,12 +15,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.canary import MEAN_LIMIT_HALF, Canary, Noise, compare
+from agentrl.engines.canary import MEAN_LIMIT_HALF, Canary, Noise, compare, part_of
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.interface import Sampling, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
+from agentrl.tokens.image_ids import id_of
 from tests.engines import unverified
 from tests.engines.conftest import FILES, TEXTS, Weights
 
@@ -201,6 +202,13 @@ def test_agreement_measures_the_difference_of_log_probs() -> None:
     assert compare(by_a_trainer_in_half, [[-1.0, -2.004]]).problem() == ""
     assert compare(by_a_trainer_in_half, [[-1.0, -2.1]]).problem()
     assert compare(Canary(), []).problem() == ""
+    # Of many tokens a few follow an image, and those must agree by themselves.
+    image, right = [1, id_of(5), id_of(5), 2, 3], [0.0, 0.0, -1.0, -2.0]
+    shown = Canary([image, [*range(100)]], [right, [-1.0] * 99])
+    assert compare(shown, [[0.0, 0.0, -1.0, -2.004], [-1.0] * 99]).mean == pytest.approx(0.002)
+    assert compare(shown, [[0.0, 0.0, -1.0, -2.004], [-1.0] * 99]).problem()
+    assert compare(part_of(shown, [0], 3), [[-2.004]]).mean == pytest.approx(0.004)
+    assert compare(shown, [right, [-1.0] * 99]).problem() == ""
 
 
 def noisy(values: list[float], noise: float, seed: int = 0) -> list[float]:
@@ -222,6 +230,18 @@ def test_the_version_before_is_refused_where_one_step_changes_less_than_the_limi
         rounded, rounded_before = noisy(now, 1e-2, seed), noisy(now, 1e-2, 100 + seed)
         canary_of_rounding = Canary(ids, [rounded], "bfloat16", [rounded_before])
         assert compare(canary_of_rounding, [noisy(now, 5e-3, 200 + seed)]).towards_before == 0.0
+    # Nor by chance, if a large model has few tokens; and there, too, a whole step is seen.
+    tokens, refused, seen = 26, 0, 0
+    for seed in range(400):
+        exact = noisy([-2.0] * tokens, 1.0, seed)
+        few, few_before = (noisy(exact, 1e-2, seed=1000 * number + seed) for number in (1, 2))
+        small = Canary([list(range(tokens + 1))], [few], "bfloat16", [few_before])
+        refused += bool(compare(small, [exact]).towards_before > 0.5)
+        step = noisy(few, 0.1, seed=3000 + seed)
+        stepped = Canary([list(range(tokens + 1))], [few], "bfloat16", [step])
+        seen += bool(compare(stepped, [noisy(step, 1e-2, seed=4000 + seed)]).towards_before > 0.5)
+    assert refused <= 1
+    assert seen == 400
     # Without a step in between both are the same.
     assert compare(Canary(ids, [now], "float32", [now]), [noisy(now, 1e-6)]).problem() == ""
 

@@ -9,8 +9,8 @@ from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.model_loading import read_unpublished
 
 
-def load(path: Path, version: int) -> Any:
-    return read_unpublished(path, version)
+def load(path: Path, version: int, device: str = "cpu") -> Any:
+    return read_unpublished(path, version, device)
 
 
 async def serve(engine: EmbeddedEngine, path: Path, version: int) -> None:

@@ -1,15 +1,17 @@
-"""The examples of docs/environments.md as files."""
+"""The examples of docs/environments.md and docs/judges.md as files."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "environments.md").read_text()
+JUDGES = (DOCS / "judges.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def write_shopping(folder: Path) -> Path:

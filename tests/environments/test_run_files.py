@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
-from tests.environments.page import blocks, write_shopping
+from tests.environments.page import JUDGES, blocks, write_shopping
 
 
 def test_the_example_of_the_page_is_a_run(tmp_path: Path) -> None:
@@ -92,14 +93,24 @@ def test_importing_the_surface_is_light() -> None:
     """All public names, and none of the packages that a process of tools does not have."""
     code = (
         "import sys, agentrl\n"
-        "names = [name for name in agentrl.__all__ if name != 'connect']\n"
+        "names = [name for name in agentrl.__all__ if name not in ('Client', 'connect')]\n"
         "assert all(getattr(agentrl, name) for name in names)\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print(names, sorted(loaded & {'pydantic', 'msgspec', 'torch', 'zmq'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ["__version__", "Conversation", "Environment", "Episode", "Reply", "Score", "Session", "ToolCall"]
-    assert done.stdout.strip() == f"{[*names, 'ToolError', 'agent', 'metric', 'scorer', 'tool']} []"
+    names = ["Conversation", "Environment", "Episode", "Image", "OtherModelError", "Reply", "Score", "Session", "Task"]
+    names += ["ToolCall", "ToolError", "agent", "judge", "metric", "other_model", "scorer", "simulated_user", "tool"]
+    assert done.stdout.strip() == f"{['__version__', *names]} []"
+
+
+def test_the_examples_of_the_page_of_judges_are_declared(tmp_path: Path) -> None:
+    for number, text in enumerate(blocks("python", JUDGES)):
+        (tmp_path / f"support{number}.py").write_text(text)
+        names = {"name": "x", "model": {"build": "tiny"}, "environments": {"support": f"support{number}.py"}}
+        (tmp_path / "run.yaml").write_text(json.dumps(names))
+        support = load_config(tmp_path / "run.yaml", environ={}).config.environments["support"]
+        assert (support.agent, support.scorer) == ("support", ("support", "exact")[number])
 
 
 def test_the_loop_of_the_page_is_declared(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def project(tmp_path: Path) -> Path:
     (folder / "run" / "tools").mkdir(parents=True)
     (folder / "run" / "tools" / "pins.json").write_text("{}")
     in_force = config_to_plain(load_config(folder / "run.yaml", environ={}).config)
+    apart = {"code": str(folder / "helper" / "__init__.py"), "sandbox": {"kind": "process"}}
+    in_force["environments"]["shop"] |= apart
     (folder / "run" / IN_FORCE).write_text(json.dumps(in_force))
     return folder
 
@@ -72,7 +74,7 @@ def listed(project: Path, role: str) -> set[str]:
 def test_each_role_gets_what_it_reads_and_nothing_else(project: Path) -> None:
     data = {"train.jsonl", "held-out.jsonl"}
     assert listed(project, "engine") == set()
-    assert listed(project, "sampler") == {"agents.py", *data}
+    assert listed(project, "sampler") == {"agents.py", "helper/__init__.py", *data}
     assert listed(project, "trainer") == {"shown.jsonl", *data}
     scripts = {"agents.py", "server.py", "helper/__init__.py", "start.sh"}
     assert listed(project, "toolbox") == {*scripts, "table.bin", "notes/a.md", "desk/form.txt", "run/tools/pins.json"}
@@ -92,6 +94,7 @@ def test_the_configuration_there_names_the_files_there(project: Path, tmp_path: 
     assert (origin, config.dir) == (project / "run", str(run_dir))
     assert config.rollout.code == (str(copied / "agents.py"),)
     assert config.environments["shop"].dataset == str(copied / "train.jsonl")
+    assert config.environments["shop"].code == str(copied / "helper" / "__init__.py")
     assert config.training.warmup.dataset == str(copied / "shown.jsonl")
     own = config.tools["own"]
     assert own.cwd == str(copied)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentrl.files import frames, pieces, pulls
+from agentrl.files import file_service, frames, pieces, pulls
 from agentrl.files.cache import Cache
 from agentrl.files.deltas import Delta, write_delta
 from agentrl.files.file_service import FileService
@@ -34,10 +34,11 @@ class FileHosts(Hosts):
         super().__init__(folder)
         self.services: dict[str, FileService] = {}  # type: ignore[assignment]
         self.caches: dict[str, Cache] = {}
+        self.peers: dict[str, Peers] = {}
         self.serving: dict[str, list[asyncio.Server]] = {}
         self.units: list[UnitFiles] = []
         self.sent: dict[str, int] = {}
-        self._connections: dict[str, list[asyncio.Task[None]]] = {}
+        self.connections: dict[str, list[asyncio.Task[None]]] = {}
 
     def run_dir(self, host: str) -> Path:
         return self._folder / f"dir-{host}"
@@ -47,7 +48,8 @@ class FileHosts(Hosts):
         self.run_dir(host).mkdir()
         self.caches[host] = Cache(self.run_dir(host), host)
         others = lambda: frozenset(self.tunnels) - {host}  # noqa: E731
-        service = FileService(host, "r", self.run_dir(host), self.caches[host], Peers(self.way(host), others))
+        self.peers[host] = Peers(self.way(host), others)
+        service = FileService(host, "r", self.run_dir(host), self.caches[host], self.peers[host])
         service.data_host = "a"
         self.services[host] = service
         await self.serve_files(host, service.serve_host)
@@ -68,7 +70,7 @@ class FileHosts(Hosts):
         async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
-            self._connections.setdefault(host, []).append(task)
+            self.connections.setdefault(host, []).append(task)
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await serve(reader, writer)
             writer.transport.abort()
@@ -76,7 +78,7 @@ class FileHosts(Hosts):
         return begin
 
     def end_connections(self, host: str) -> None:
-        for task in self._connections.get(host, []):
+        for task in self.connections.get(host, []):
             task.cancel()
 
     def unit(self, host: str) -> UnitFiles:
@@ -227,6 +229,48 @@ async def test_corrupt_pieces_and_a_source_that_dies_are_replaced_by_another_sou
     assert same(hosts, "c")
     assert sent >= 2, "it did not die"
     assert not same(hosts, "b"), "nothing was flipped"
+
+
+async def test_versions_after_the_first_open_no_further_connections(
+    hosts: FileHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_service, "ANSWERS_WITHIN_S", 0.05)
+    unit, opened = hosts.unit("c"), []
+    for number in range(1, 5):
+        version = f"weights/v{number:06d}"
+        await unit.bring(version, publish(hosts, directory=version))
+        # The questions for news of that version have their answers.
+        await aeventually(lambda: hosts.peers["c"].is_idle, what="every connection to be idle")
+        opened.append(sum(len(hosts.connections[host]) for host in ("a", "b")))
+    assert opened[0] == opened[-1] > 0
+
+
+async def test_connection_whose_piece_was_abandoned_is_not_used_again(hosts: FileHosts) -> None:
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await frames.read(reader)
+            asked.set()
+            await goes_on.wait()
+            frames.write(writer, frames.Piece(bytes=8))
+            writer.write(b"12345678")
+            await writer.drain()
+
+    await hosts.serve_files("a", slow)
+    peers = hosts.peers["c"]
+
+    async def piece() -> bytes:
+        async with peers.connection("a") as connection:
+            return await connection.piece(frames.SendPiece("x", Content(8, ""), 0))
+
+    abandoned = asyncio.create_task(piece())
+    await asked.wait()
+    abandoned.cancel()
+    await asyncio.gather(abandoned, return_exceptions=True)
+    goes_on.set()
+    await aeventually(lambda: peers.is_idle, what="every connection to be idle")
+    assert [await piece(), await piece()] == [b"12345678"] * 2
 
 
 async def test_pull_goes_on_where_a_former_process_ended(hosts: FileHosts) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.formatting import wait_chain_text
-from agentrl.protocol.commands import WaitChain, WaitLink
+from agentrl.protocol.control_commands import WaitChain, WaitLink
 
 
 def chain(*links: WaitLink, amiss: bool = False) -> WaitChain:

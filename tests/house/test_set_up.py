@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 NEEDED = (
     *("pyproject.toml", "constraints.txt"),
     *("requirements/mongod.txt", "requirements/sglang.txt", "requirements/sglang-cpu.txt"),
+    "requirements/verifiers-classic.txt",
 )
 PYTHON = """\
 #!/bin/sh

@@ -14,6 +14,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import ValidationError
 
+from agentrl.config.data_plane import ToolServer
 from agentrl.config.outside_access import OutsideAccess
 from agentrl.errors import ConfigError
 from agentrl.http.free_ports import free_port
@@ -28,6 +29,18 @@ INITIALIZE = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
 }
+CART = '''
+from agentrl.toolservers import Session
+
+class Cart(Session):
+    def __init__(self):
+        self.items = []
+
+def put(item: str, cart: Cart) -> int:
+    """Put it in."""
+    cart.items.append(item)
+    return len(cart.items)
+'''
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 
 
@@ -58,8 +71,13 @@ async def test_client_of_the_sdk_lists_and_calls_the_tools_of_all_servers_and_of
         await hands.open("episode", "pool")
         async with served(hands) as url:
             async with connected(url) as client:
-                names = {tool.name: tool for tool in (await client.list_tools()).tools}
-                assert {"faulty.echo", "pool.echo", "pool.die"} <= set(names)
+
+                async def listed() -> dict[str, Any] | None:
+                    """Tools of a server are listed when it has started."""
+                    found = {tool.name: tool for tool in (await client.list_tools()).tools}
+                    return found if {"faulty.echo", "pool.echo", "pool.die"} <= found.keys() else None
+
+                names = await aeventually(listed, what="tools of both servers")
                 assert "faulty.die" not in names
                 assert names["faulty.echo"].input_schema["properties"] == {"text": {}}
                 assert await text(client, "faulty.echo", text="ä\n") == "ä\n"
@@ -215,3 +233,27 @@ def test_access_is_off_or_complete(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("B", other)
         with pytest.raises(ConfigError, match=sentence):
             tokens_of(both)
+
+
+async def test_tools_that_are_hidden_from_models_are_hidden_from_programs(make: MakeToolbox, tmp_path: Path) -> None:
+    file = tmp_path / "cart.py"
+    file.write_text(CART)
+    async with make({"cart": ToolServer(functions=str(file), pool=2)}) as hands:
+        await hands.open("episode", "cart")
+        assert "agentrl_state" in {tool.name for tool in hands.toolbox.tools("cart")}
+        async with served(hands) as url, connected(url) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == {"cart.put"}
+            assert await text(client, "cart.put", item="tea") == "1"
+            assert "no tool 'agentrl_state'" in await text(client, "cart.agentrl_state")
+        async with (
+            served(hands) as url,
+            httpx2.AsyncClient(
+                base_url=url.removesuffix("/mcp"), headers={"Authorization": f"Bearer {TOKENS['notebook']}"}
+            ) as http,
+        ):
+            listed = (await http.get("/mcpapi/tools")).json()["tools"]
+            assert [tool["name"] for tool in listed] == ["put"]
+            await http.post("/mcpapi/session", json={"id": "mine", "servers": ["cart"]})
+            body = {"session": "mine", "call": "1", "arguments": {}}
+            refused = await http.post("/mcpapi/tool/cart.agentrl_state", json=body)
+            assert refused.status_code == 404, refused.text

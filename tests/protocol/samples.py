@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.protocol import commands, data_commands, messages, rows
+from agentrl.protocol import commands, control_commands, data_changes, data_commands, messages, rows
 from agentrl.protocol.message_base import Args, Message
 
 MESSAGES: dict[str, type[Message]] = {
@@ -25,13 +25,14 @@ ARGS: dict[str, type[Args]] = {spec.name: spec.args for spec in commands.COMMAND
 RESULTS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
     for kind in (
-        commands.Accepted,
-        commands.StatusReport,
-        commands.WhyReport,
-        commands.KeyRow,
+        control_commands.Accepted,
+        control_commands.StatusReport,
+        control_commands.WhyReport,
+        control_commands.KeyRow,
         data_commands.AccountReport,
-        data_commands.Done,
+        data_changes.Done,
         data_commands.ExportPart,
+        data_commands.ImagePart,
         data_commands.Page,
         data_commands.RecordStory,
         data_commands.Story,

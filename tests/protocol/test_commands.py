@@ -12,7 +12,8 @@ from agentrl.client import Client
 from agentrl.client.command_methods import CommandMethods, Method
 from agentrl.errors import ProtocolError
 from agentrl.protocol import wire
-from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec
+from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.control_commands import Accepted
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
 from tests.protocol.samples import ARGS, bare, filled

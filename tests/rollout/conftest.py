@@ -21,14 +21,17 @@ from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import chat_format
 from agentrl.rollout.attempt import SamplerContext
 from agentrl.rollout.episode_run import EpisodeSettings
+from agentrl.rollout.other_models import Helpers
 from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import SamplerToolbox, ServiceDirectory
+from agentrl.rollout.shown_images import DatabaseShelf, ShownImages
 from agentrl.rollout.user_code_faults import UserCodeFaults
 from agentrl.store import service_registry, tasks
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.document_ids import task_id
 from agentrl.store.documents import (
     DBRecordData,
     DispatchedSamplingTask,
@@ -38,8 +41,8 @@ from agentrl.store.documents import (
     Task,
     ToolCall,
     load,
-    task_id,
 )
+from agentrl.store.other_model_calls import StoredLedger
 from agentrl.store.owners import Lease
 from agentrl.toolbox.api import build_app as build_toolbox_app
 from agentrl.toolbox.service_report import ServiceReporter
@@ -191,6 +194,8 @@ class Stage:
             template=self.words.template,
             vocabulary=self.words.vocabulary,
             wait=self._wait,
+            images=ShownImages(DatabaseShelf(db), self.words.images, most_bytes=1 << 20),
+            helpers=(helpers := Helpers(self.config, StoredLedger(db, name.partition(".")[0]))),
         )
         chosen = settings or EpisodeSettings(call_s=20.0, episode_s=60.0)
         sampler = Sampler(context, concurrency=concurrency, settings=lambda: chosen, tick=lambda: None)
@@ -204,6 +209,7 @@ class Stage:
                     await running
                 await lease.close()
             finally:
+                await helpers.models.close()
                 await directory.close()
 
     @contextlib.contextmanager

@@ -51,7 +51,7 @@ def published(run_dir: Path, version: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def exact(model: Model, ids: list[int]) -> list[float]:
-    return model.score(ids)
+    return model.scores([ids])[0]
 
 
 @contextlib.contextmanager

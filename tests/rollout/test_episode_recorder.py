@@ -15,7 +15,8 @@ from agentrl.rollout.episode_recorder import Recorder
 from agentrl.store import calls
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Bulk, Database, StoreUnavailableError, Write
-from agentrl.store.documents import DispatchedSamplingTask, ToolCall, within
+from agentrl.store.document_ids import within
+from agentrl.store.documents import DispatchedSamplingTask, ToolCall
 from agentrl.toolbox.api_messages import CallAnswer
 from tests.store import flow
 from tests.waiting import aeventually

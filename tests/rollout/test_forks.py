@@ -12,7 +12,13 @@ from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.data_commands import Done, ExcludeReplayed, ForkRecords, KeepReplays, ReplayCalls
+from agentrl.protocol.data_changes import (
+    Done,
+    ExcludeReplayed,
+    ForkRecords,
+    KeepReplays,
+    ReplayCalls,
+)
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit

@@ -444,12 +444,14 @@ async def test_a_call_is_durable_before_it_is_sent_unless_its_server_may_run_it_
 
 
 def test_tools_of_the_same_name_are_told_apart_by_their_server() -> None:
-    tools = [ToolInfo(server=server, name=name) for server, name in (("a", "x"), ("b", "x"), ("b", "y"), ("c", "z"))]
+    named = (("a", "x"), ("b", "x"), ("b", "y"), ("b", "agentrl_state"), ("c", "z"))
+    tools = [ToolInfo(server=server, name=name) for server, name in named]
     offered = offer(tools, ["a", "b"])
     assert [spec.name for spec in offered.specs] == ["a.x", "b.x", "y"]
     assert offered.places["y"] == offered.places["b.y"] == ("b", "y")
     assert "x" not in offered.places
-    assert "z" not in offered.places
+    assert not {"z", "agentrl_state", "b.agentrl_state"} & offered.places.keys()
+    assert offered.hidden == {"b.agentrl_state": ("b", "agentrl_state")}
 
 
 async def test_nothing_is_claimed_while_no_toolbox_has_the_tools(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -16,7 +17,7 @@ from agentrl.config import file_checks
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout import sampler, user_code, user_code_faults
+from agentrl.rollout import sampler, user_code, user_code_faults, user_code_guard
 from agentrl.rollout.agent_loops import loop_named
 from agentrl.rollout.user_code_faults import IN_A_ROW, UNTRIED_S, UserCodeFaults
 from tests.rollout.conftest import Stage
@@ -295,3 +296,80 @@ async def test_sampler_withdraws_a_report_of_code_that_is_not_called(
     async with stage.sampler():
         await aeventually(lambda: "KeyError" in stage.faults.get("agent failing", ""))
         await aeventually(lambda: stage.faults["agent failing"] == "")
+
+
+HOSTILE = """
+import asyncio, os, sys
+from agentrl.policies.outcomes import Outcome
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
+
+def bad(function):
+    class Bad(AgentLoop):
+        async def run(self, episode):
+            await episode.model(episode.first_prompt())
+            return await function()
+    register_loop(function.__name__)(Bad)
+
+@bad
+async def endless():
+    while True: pass
+
+@bad
+async def exits():
+    os._exit(3)
+
+@bad
+async def leaves():
+    sys.exit(3)
+
+@bad
+async def leaves_in_a_task():
+    await asyncio.create_task(leaves())
+
+async def leaves():
+    sys.exit(4)
+
+@bad
+async def wrong():
+    return 7
+
+@bad
+async def leaks():
+    asyncio.create_task(asyncio.sleep(1000))
+    return Outcome.ANSWERED
+
+@bad
+async def fine():
+    await asyncio.sleep(0.1)
+    return Outcome.ANSWERED
+"""
+
+
+async def test_no_code_of_a_user_stops_the_episodes_of_others(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code_guard, "BLOCKED_AT_MOST_S", 1.5)
+    stage.config = configured(tmp_path, HOSTILE, agent="fine", scorer="exact")
+    user_code.load(stage.config)
+    await stage.engine(lambda prompt: "<answer>3</answer>")
+    agents = ("endless", "exits", "leaves", "leaves_in_a_task", "wrong", "leaks", "fine")
+    tasks = {(await stage.task(agent, n=2, agent_name=agent, scorer="exact")).id: agent for agent in agents}
+    async with stage.sampler() as sampler:
+        records = await stage.ended(count=2 * len(agents))
+        await asyncio.sleep(0)
+        blocked_s, left_behind = sampler.faults.blocked_s, sampler.faults.left_behind
+    ended = {(tasks[one.task], one.outcome, one.error) for one in records}
+    assert ended == {
+        ("endless", "loop_failed", "it blocks the event loop for more than 1.5 s (agents.py, line 15)"),
+        ("exits", "loop_failed", "it called os._exit(3) (agents.py, line 19)"),
+        ("leaves", "loop_failed", "SystemExit: 3 (agents.py, line 23)"),
+        ("leaves_in_a_task", "loop_failed", "it raised SystemExit (agents.py, line 27)"),
+        ("wrong", "loop_failed", "`run` returned 7, and must return an Outcome"),
+        ("leaks", "answered", ""),
+        ("fine", "answered", ""),
+    }
+    assert {tasks[one.task] for one in await stage.data()} == {"leaks", "fine"}, "what failed trains nothing"
+    assert blocked_s >= 2 * 1.5
+    assert left_behind == 2
+    assert stage.faults["agent leaks: tasks"] == "it ended before 1 task that it had begun (agents.py, line 38)"
+    assert any("it held up all episodes for" in why and "line 15" in why for why in stage.faults.values())

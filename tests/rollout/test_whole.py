@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.http_server import build_app
 from agentrl.errors import UsageError
 from agentrl.http.token_server import listening
+from agentrl.policies.outcomes import Outcome
 from agentrl.protocol import messages
-from agentrl.rollout import chat_format
+from agentrl.rollout import agent_loops, chat_format
+from agentrl.rollout.agent_loops import AgentLoop
+from agentrl.rollout.episode import Episode
 from agentrl.rollout.sampler_knobs import SamplerKnobs
 from agentrl.store import calls as stored_calls
 from agentrl.store import publications
 from agentrl.store.database import Database
-from agentrl.store.documents import Owner
+from agentrl.store.documents import Owner, Task
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs as version_runs
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
@@ -32,6 +35,7 @@ from assets import shop_server
 from tests.engines import unverified
 from tests.rollout.conftest import TOKEN, Stage, configuration
 from tests.store.server import NAME
+from tests.training import rollouts
 from tests.unit.fake_coordinator import Counterpart, Process
 from tests.waiting import aeventually
 
@@ -97,6 +101,41 @@ def _tools() -> Iterable[Any]:
         ToolSpec(name=name, description=shop_server.DESCRIPTIONS[name], schema=schema)
         for name, schema in shop_server.TOOLS.items()
     ]
+
+
+class Rambling(AgentLoop):
+    """Goes on whatever the model says, until its conversation is far too long."""
+
+    async def run(self, episode: Episode) -> Outcome:
+        prompt = episode.first_prompt()
+        for number in range(4):
+            reply = await episode.model(prompt, may_be_cut=True)
+            prompt = episode.after_user(prompt, reply, f"go on after {number}")
+        return Outcome.ANSWERED
+
+    async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
+        return float(len("".join(texts)) % 2)
+
+
+async def test_a_record_whose_conversation_was_edited_trains_what_the_engine_sampled(
+    stage: Stage, embedded: EmbeddedEngine, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer computes the log-probs of all branches again, and they are those of the engine."""
+    monkeypatch.setitem(agent_loops._registry, "rambling", Rambling)
+    context = {"strategy": "sliding_window", "budget": 70}
+    shop = {"dataset": "none.jsonl", "context": context}
+    stage.config = configuration(environments={"shop": shop})
+    url = await stage.stack.enter_async_context(listening(build_app(embedded, TOKEN)))
+    await stage.register("engine", "engine-0", url, version=1, slots=16)
+    await stage.task(n=8, agent_name="rambling", sampling={"max_tokens_per_call": 16})
+    async with stage.sampler():
+        records = await stage.ended(count=8)
+    assert {record.outcome for record in records} == {"answered"}
+    assert all(record.context["edits"] for record in records)
+    await rollouts.trainer(stage.db, rollouts.configuration(tmp_path, model_dir, steps=1, groups=1), tmp_path).run()
+    (step,) = await stage.db.find("Step", {"status": "committed"})
+    assert set(step["records"]) == {record.id for record in records}
+    assert step["metrics"]["mismatch_max"] < 1e-3
 
 
 # ---- as a unit ----
@@ -176,6 +215,12 @@ async def test_a_sampler_unit_waits_for_weights_works_reports_and_drains(
     await aeventually(reports(lambda report: "0 of 0 episodes" in report.status))
     counterpart.tell(messages.SetKnob("concurrency", 4, 2))
     await stage.ended(count=10)
+
+    file = running.directory / "config.json"
+    services = {"judge": [{"url": "http://127.0.0.1:9/v1", "model": "m"}]}
+    (running.directory / "fresh").write_text(json.dumps({**json.loads(file.read_text()), "models": services}))
+    (running.directory / "fresh").replace(file)
+    await aeventually(lambda: "models of the run file changed" in life.text(), what="the new section")
 
     counterpart.tell(messages.Drain(grace_s=20))
     assert await life.code() == 0

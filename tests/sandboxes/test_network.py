@@ -238,11 +238,15 @@ async def test_name_that_leads_to_another_address_later_is_not_resolved_again(mo
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         address = listener.getsockname()
-        sandbox = network_proxy.SandboxListener(1, "web", NetworkRules(["rebinds.test"]), listener, Report())
+        sandbox = network_proxy.SandboxListener(
+            1, "environments.web", NetworkRules(["rebinds.test"]), listener, Report()
+        )
         for _ in range(len(answers)):
             reader, writer = await opened(*address)
             writer.write(b"CONNECT rebinds.test:443 HTTP/1.1\r\n\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+            said = await reader.read()
+            assert said.startswith(b"HTTP/1.1 403 ")
+            assert b"(environments.web.sandbox.network)" in said
             writer.close()
         answers.append(["203.0.113.1"])
         reader, writer = await opened(*address)
@@ -258,9 +262,13 @@ async def test_name_that_leads_to_another_address_later_is_not_resolved_again(mo
 async def test_sandbox_that_sends_a_file_loses_its_network_and_leaves_nothing_open(tmp_path: Path) -> None:
     access = NetworkAccess()
     (tmp_path / "sent").touch()
-    with access.admit("web", ["example.org"]) as theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        access.admit("web", ["example.org"], section="environments") as theirs,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
         socket.send_fds(theirs, [b"listening"], [listener.fileno()])
         with (tmp_path / "sent").open() as file:
+            assert [each.place for each in access._admitted.values()] == ["environments.web"]
             for _ in range(20):
                 socket.send_fds(theirs, [b"more"], [file.fileno()])
         await aeventually(lambda: not access._admitted, what="the sandbox is forgotten")

@@ -112,8 +112,8 @@ def test_shim_is_refused_with_what_to_name(home: Path) -> None:
 )
 def test_advice_names_the_key_that_allows_what_a_server_lacks(line: str, named: str) -> None:
     launch = Launch(("a",), {}, Path("/"), sandbox="process")
-    assert named in advice_for("a", launch, [line])
-    assert not advice_for("a", Launch(("a",), {}, Path("/")), [line])
+    assert named in advice_for("tools.a", launch, [line])
+    assert not advice_for("tools.a", Launch(("a",), {}, Path("/")), [line])
 
 
 def test_link_that_names_the_time_zone_stays_a_link(monkeypatch: pytest.MonkeyPatch) -> None:

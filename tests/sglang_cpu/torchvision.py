@@ -1,7 +1,7 @@
 """A torchvision that has every module and every name, and can do nothing.
 
-SGLang and transformers import it with their image models, also to serve text only. The real one is built against one
-build of torch, and would bring another.
+SGLang and transformers import it with their image models. Nothing of it is needed: images get their patches from a
+processor of agentrl's. The real one is built against one build of torch, and would bring another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _made(name: str) -> _Nothing:
 
 
 def _refuse(self: object, *_: object, **__: object) -> None:
-    raise NotImplementedError(f"{type(self).__name__} of torchvision is not installed here: this server serves text.")
+    raise NotImplementedError(f"{type(self).__name__} of torchvision is not installed where this server is.")
 
 
 def _attribute(name: str) -> _Nothing:

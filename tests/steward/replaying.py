@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.http.token_server import listening
-from agentrl.protocol.data_commands import Done, ReplayCalls
+from agentrl.protocol.data_changes import Done, ReplayCalls
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw

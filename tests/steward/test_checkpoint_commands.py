@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.data_commands import PinCheckpoint, UnpinCheckpoint
+from agentrl.protocol.data_changes import PinCheckpoint, UnpinCheckpoint
 from agentrl.store import checkpoints
 from agentrl.store.database import Database
-from agentrl.store.documents import Publication, to_bson
+from agentrl.store.documents import to_bson
+from agentrl.store.weight_documents import Publication
 from tests.steward.test_queries import asked
 
 

@@ -10,7 +10,9 @@ from agentrl.config import knob_table
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.policies.admission_capacity import Counts
-from agentrl.steward.settings import StewardSettings
+from agentrl.policies.advantages import Overlong
+from agentrl.policies.curriculum import Until, Window
+from agentrl.steward.settings import StewardSettings, from_config
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store.database import Database
 from agentrl.unit.unit import Unit, UnitParts
@@ -76,6 +78,35 @@ def test_what_was_set_before_a_restart_comes_back_together(tmp_path: Path) -> No
     """One after the other they would contradict the file: 4 under way are fewer than its groups of 8."""
     bench = Bench(tmp_path, {"n": 4, "max_in_flight": 4})
     assert (bench.settings.n, bench.settings.max_in_flight) == (4, 4)
+
+
+def test_knobs_of_an_environment_and_a_stage_hold_together(tmp_path: Path) -> None:
+    plain = {
+        "name": "bench",
+        "model": {"build": "tiny"},
+        "environments": {"one": {"dataset": "train.jsonl", "difficulty": {"least": 0.1, "most": 0.5}}},
+        "training": {"overlong": {"begins": 10, "full": 20}},
+        "curriculum": [
+            {"mix": {"one": 1}, "until": {"environment": "one", "score": 0.7}},
+            {"mix": {"one": 1}},
+        ],
+    }
+    config = RunConfig.model_validate(plain)
+    now = [from_config(config)]
+    unit = Unit(UnitParts(UnitEnvironment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=tmp_path)))
+    # Set before a restart: one after the other they would contradict the file.
+    unit._knobs.offer("one.difficulty_least", 0.6)
+    unit._knobs.offer("one.difficulty_most", 0.9)
+    StewardKnobs(unit, config, lambda: now[-1], counts=Counts, on_change=now.append)
+    assert now[-1].environments["one"].window == Window(0.6, 0.9)
+    unit._knobs.offer("stage_1.score", 0.8)
+    unit._knobs.offer("overlong_penalty", 0.5)
+    assert now[-1].stages[0].until == Until("one", 0.8, 32)
+    assert now[-1].group_rule.overlong == Overlong(10, 20, 0.5)
+    with pytest.raises(ConfigError, match=r"No row has a mean score from 0\.95 to 0\.9"):
+        unit._knobs.preview("one.difficulty_least", 0.95)
+    assert "queued from now on" in unit._knobs.preview("one.difficulty_least", 0.2).sentence
+    assert "at their admission" in unit._knobs.preview("min_range", 0.2).sentence
 
 
 async def test_a_paused_steward_admits_nothing_and_keeps_house(db: Database) -> None:

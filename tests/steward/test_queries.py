@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
+from agentrl.client import parquet_files
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.filters.sorting import parse_sort, to_mongo_sort
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS
+from agentrl.protocol.data_changes import AddTasks, Done, RequeueTasks
 from agentrl.protocol.data_commands import (
-    AddTasks,
-    Done,
     ExportPart,
     ExportRecords,
     ListRows,
     Page,
+    ReadImage,
     RecordStory,
-    RequeueTasks,
     ShowRecord,
     Staleness,
     StalenessReport,
@@ -35,25 +36,20 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
-from agentrl.queries import exports, staleness
+from agentrl.queries import exports, image_parts, staleness
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.queries.exports import PART_BYTES
 from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import calls, claims, lineages, lists, steps, tasks
+from agentrl.store import calls, claims, images, lineages, lists, steps, tasks
 from agentrl.store.call_writer import CALLS, Writer, now
 from agentrl.store.claims import Ending, Reached
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
-from agentrl.store.documents import (
-    DBRecordData,
-    DispatchedSamplingTask,
-    Task,
-    ToolCall,
-    call_id,
-    tool_call_id,
-)
+from agentrl.store.document_ids import call_id, tool_call_id
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Task, ToolCall
+from agentrl.tokens import image_marks
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.spans import Span
 from tests.store import flow
@@ -156,6 +152,35 @@ async def test_a_record_is_told_turn_by_turn(db: Database) -> None:
     assert some.more_turns
 
 
+async def test_page_of_a_record_gets_its_images_in_parts_and_its_staleness(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admitted(db)
+    stored = await images.put(db, b"0123456789")
+    record = await episode(db, text=f"see {image_marks.mark(stored.id)}")
+    parents = {3: None, 4: 3, 5: 4}
+    await db.insert_many("Publication", [{"_id": version, "parent": parent} for version, parent in parents.items()])
+    task = record.partition("#")[0]
+    step = {"_id": "l/1", "status": "committed", "step": 1, "lineage": "l", "base_version": 5}
+    await db.insert_many("Step", [step | {"tasks": [task], "records": [record]}])
+    story: RecordStory = await asked(db, "show_record", ShowRecord(record, marks=True))
+    assert story.turns[0]["text"] == f"see {image_marks.mark(stored.id)}"
+    assert story.training["steps"][0]["staleness"] == 2, "its oldest trained token is of version 3"
+    without: RecordStory = await asked(db, "show_record", ShowRecord(record))
+    assert without.turns[0]["text"] == f"see [image 10 B {stored.id[:12]}]"
+
+    monkeypatch.setattr(image_parts, "PART_BYTES", 4)
+    reader = image_parts.ImageParts(db)
+    parts = [await reader.part(ReadImage(stored.id))]
+    await db.update_one("Image", {"_id": stored.id}, {"$set": {"data": b"9876543210"}})
+    parts += [await reader.part(ReadImage(stored.id, offset)) for offset in (4, 8)]
+    assert [part.data for part in parts] == [b"0123", b"4567", b"89"], "it is read once"
+    assert (await asked(db, "read_image", ReadImage(stored.id, 12))).data == b""
+    assert {part.length for part in parts} == {10}
+    with pytest.raises(UnknownNameError, match="no stored image"):
+        await asked(db, "read_image", ReadImage("0" * 64))
+
+
 async def test_attempts_of_a_seat_each_have_one_reason_for_their_end(db: Database) -> None:
     (task,) = await admitted(db)
     owner = await flow.sampler(db)
@@ -184,7 +209,7 @@ async def exported(db: Database, after: str = "") -> tuple[list[dict[str, Any]],
     return [json.loads(line) for line in data.splitlines()], parts
 
 
-async def test_an_export_has_every_token_once_and_goes_on_where_it_stopped(db: Database) -> None:
+async def test_an_export_has_every_token_once_and_goes_on_where_it_stopped(db: Database, tmp_path: Path) -> None:
     await admitted(db, n=2)
     first = await episode(db)
     ((line,), _) = await exported(db)
@@ -200,6 +225,22 @@ async def test_an_export_has_every_token_once_and_goes_on_where_it_stopped(db: D
     assert [one["record"]["id"] for one in later] == [second]
     assert [segment["trains"] for segment in later[0]["segments"]] == [False, True, False, True]
     assert later[0]["advantage"] < 0
+
+    part: ExportPart = await asked(db, "export_records", ExportRecords())
+    with parquet_files.ParquetFile(tmp_path / "shop.parquet") as file:
+        file.write(part.data)
+    rows = parquet.read_table(tmp_path / "shop.parquet").to_pylist()
+    assert [(row["id"], row["score"], row["turns"]) for row in rows] == [(first, 1.0, 2), (second, 0.0, 2)]
+    assert rows[1]["advantage"] < 0
+    assert [segment["ids"] for segment in rows[1]["segments"]] == [segment["ids"] for segment in later[0]["segments"]]
+    assert rows[0]["segments"][3]["log_probs"] == [-0.5] * 3
+    assert rows[0]["segments"][3]["versions"] == [{"version": 3, "tokens": 1}, {"version": 4, "tokens": 2}]
+    assert [(tool["tool"], tool["arguments"], tool["result"]) for tool in rows[0]["tool_calls"]] == [
+        ("find", "{}", "42")
+    ]
+    assert rows[0]["started_at"] <= rows[0]["finished_at"]
+    with pytest.raises(UsageError, match="rows cannot be added"):
+        parquet_files.ParquetFile(tmp_path / "shop.parquet")
 
 
 async def test_an_export_stops_after_as_many_as_were_asked_for(db: Database) -> None:

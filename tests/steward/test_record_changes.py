@@ -13,23 +13,22 @@ import pytest
 from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
-from agentrl.protocol.data_commands import CancelRecords, Done, ExcludeRecords, RequeueRecords, RescoreRecords
+from agentrl.protocol.data_changes import (
+    CancelRecords,
+    Done,
+    ExcludeRecords,
+    RequeueRecords,
+    RescoreRecords,
+)
 from agentrl.protocol.effects import Effect
 from agentrl.steward import dead_owners, group_upkeep
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import accounting, claims, groups, lineages, owners, rescoring, steps, tasks
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import (
-    CanaryReading,
-    DispatchedSamplingTask,
-    Publication,
-    Record,
-    Task,
-    call_id,
-    load,
-    to_bson,
-)
+from agentrl.store.document_ids import call_id
+from agentrl.store.documents import DispatchedSamplingTask, Record, Task, load, to_bson
+from agentrl.store.weight_documents import CanaryReading, Publication
 from tests.steward.test_queries import asked
 from tests.store import flow
 from tests.store.deaths import repeated_after_deaths
@@ -81,7 +80,7 @@ async def score_all(db: Database, score: float, owner: str = "sampler-0.1") -> l
     """What a sampler does with the records that operators want scored again. Returns why some keep their scores."""
     kept = []
     while (claim := await rescoring.claim(db, owner)) is not None:
-        if why := await rescoring.finish(db, claim.record, owner, score, flow.RULE):
+        if why := await rescoring.finish(db, claim.record, owner, score, flow.RULE, parts={"right": score}):
             kept.append(why)
     return kept
 
@@ -378,7 +377,7 @@ async def test_new_scores_change_the_baseline_of_a_closed_group_and_keep_the_for
     assert done.result == {"rescored": 1, "changed": 1, "refused": 0}
     assert done.lines[1] == "1 score changed: from 0 to 1 on average"
     one = await record_of(db, record)
-    assert (one.score, one.scores_before) == (1.0, [0.0])
+    assert (one.score, one.scores_before, one.score_parts) == (1.0, [0.0], {"right": 1.0})
     now = await tasks.get(db, task.id)
     assert now.baseline is not None
     assert now.baseline.mean == pytest.approx(2 / 3)
@@ -400,6 +399,8 @@ async def test_open_group_waits_for_a_new_score(db: Database) -> None:
     closed = await tasks.get(db, task.id)
     assert closed.baseline is not None
     assert closed.baseline.mean == pytest.approx(0.75)
+    (again,) = await db.find("Record", {"score": 0.5})
+    assert again["score_parts"] == {"right": 0.5}
     assert (await accounting.account(db)).balanced
 
 

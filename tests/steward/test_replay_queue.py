@@ -11,7 +11,12 @@ import pytest
 
 from agentrl.errors import RefusedError, UsageError
 from agentrl.policies.status_tables import ReplayStatus
-from agentrl.protocol.data_commands import ContinueReplays, Done, ReplayCalls, StopReplays
+from agentrl.protocol.data_changes import (
+    ContinueReplays,
+    Done,
+    ReplayCalls,
+    StopReplays,
+)
 from agentrl.protocol.effects import Effect
 from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.replay_changes import ReplayChanges

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import RefusedError, UnknownNameError
-from agentrl.protocol.data_commands import ReplayCalls
+from agentrl.protocol.data_changes import ReplayCalls
 from agentrl.protocol.effects import Effect
 from agentrl.store import indexes, replays
 from agentrl.store.call_writer import CALLS

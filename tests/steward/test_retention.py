@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,18 +14,11 @@ from agentrl.steward import retention
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.steward.steward import Steward
-from agentrl.store import accounting, checkpoints, lineages, pruning, steps, tasks
+from agentrl.store import accounting, checkpoints, images, lineages, pruning, steps, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import (
-    CheckpointFile,
-    DispatchedSamplingTask,
-    Fork,
-    Task,
-    ToolCall,
-    call_id,
-    to_bson,
-    tool_call_id,
-)
+from agentrl.store.document_ids import call_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, Fork, Task, ToolCall, to_bson
+from agentrl.store.weight_documents import CheckpointFile
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.store.flow import commit, ready_tasks
 
@@ -135,6 +130,49 @@ async def test_base_of_a_fork_that_is_not_over_stays(db: Database, trained: list
     await db.update_one("Task", {"_id": "branch"}, {"$set": {"status": "dead"}})
     await retention.prune(db, settings)
     assert await with_details(db, trained) == [3, 4, 5]
+
+
+async def test_bytes_of_images_go_with_the_last_task_whose_records_may_name_them(
+    db: Database, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "SLACK_S", 0.0)
+    settings = dataclasses.replace(RULES, details_s=1e-6)
+    before, after, of_task, earlier = [await images.put(db, name.encode()) for name in ("a", "b", "c", "d")]
+    assert (await images.put(db, b"c", of_task=True)).number == of_task.number
+    await db.update_one("Image", {"_id": earlier.id}, {"$unset": {"used_at": 1}})
+    # The first three tasks are consumed; a record of the fourth may have used what is not older than its admission.
+    at = [(await tasks.get(db, name)).first_admitted_at for name in trained]
+    for image, used in ((before, at[0]), (of_task, at[0]), (after, at[3])):
+        await db.update_one("Image", {"_id": image.id}, {"$set": {"used_at": used}})
+    assert await retention.remove_images(db, settings) == 0, "the first task has its details"
+    assert await retention.prune(db, settings) == 3
+    assert await retention.remove_images(db, RULES) == 0, "nothing is removed without a limit"
+    assert await retention.remove_images(db, settings) == 1
+    everything = [before.id, after.id, of_task.id, earlier.id]
+    assert set(await images.get(db, everything)) == set(everything[1:])
+    assert {one.id: one.length for one in await images.described(db, everything)}[before.id] == 1
+    assert await images.of_numbers(db, [before.number]) == {}
+    again = await images.put(db, b"a")
+    assert (again.number, (await images.get(db, [before.id]))[before.id].data) == (before.number, b"a")
+
+
+async def test_a_record_that_is_being_written_never_loses_its_image(
+    db: Database, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "SLACK_S", 0.0)
+    long_ago = (await db.now()) - timedelta(days=1)
+    removed = 0
+    for number in range(40):
+        stored = await images.put(db, b"it was used long ago")
+        await db.update_one("Image", {"_id": stored.id}, {"$set": {"used_at": long_ago}})
+        if number % 2:
+            removed += await images.remove_unused(db)
+        _, taken, _ = await asyncio.gather(
+            images.remove_unused(db), images.put(db, b"it was used long ago"), images.use(db, stored.id)
+        )
+        assert (taken.number, taken.data) == (stored.number, b"it was used long ago")
+        assert (await images.get(db, [stored.id]))[stored.id].data == taken.data
+    assert removed == 20
 
 
 async def test_a_full_disk_stops_admission_with_its_name_and_it_goes_on_by_itself(db: Database, tmp_path: Path) -> None:

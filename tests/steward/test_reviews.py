@@ -14,14 +14,13 @@ from agentrl.errors import UnavailableError
 from agentrl.filters.parser import FilterError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.review_queue import RANDOM, Facts, at_random, reasons
+from agentrl.protocol.data_changes import Done, ReviewRecords
 from agentrl.protocol.data_commands import (
-    Done,
     ExportPart,
     ExportRecords,
     ListReviews,
     ListRows,
     Page,
-    ReviewRecords,
 )
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages.served_commands import AskUnit
@@ -30,7 +29,8 @@ from agentrl.queries import dataset_rows, exports
 from agentrl.store import datasets, demonstrations
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database
-from agentrl.store.documents import DispatchedSamplingTask, call_id, to_bson
+from agentrl.store.document_ids import call_id
+from agentrl.store.documents import DispatchedSamplingTask, to_bson
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.training.demonstrations import trajectory_of
 from tests.steward.test_queries import asked, desk

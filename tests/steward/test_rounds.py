@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.policies.admission_capacity import Counts
+from agentrl.policies.curriculum import Stage, Until
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.policies.status_tables import StepStatus, TaskStatus
-from agentrl.steward import admission, dead_owners, epochs, group_upkeep
+from agentrl.steward import admission, dead_owners, group_upkeep
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.steward.steward import Steward
@@ -37,7 +36,8 @@ from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database, Plain
 from agentrl.store.datasets import Row
-from agentrl.store.documents import DispatchedSamplingTask, Task, ToolCall, call_id, load, tool_call_id
+from agentrl.store.document_ids import call_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, Task, ToolCall, load
 from tests.store.flow import admit, claim_one, commit, end, queue, ready_tasks, run_group, sampler, step_of
 
 
@@ -393,89 +393,6 @@ async def test_the_steward_ends_a_release_that_was_cut_off(db: Database) -> None
     assert (await dead_owners.expire(db)).steps == 0
 
 
-async def test_epochs_follow_one_another_in_orders_of_their_own(db: Database) -> None:
-    environment = EnvironmentSettings(epochs=2, shuffle=3)
-    by = settings(environments={"shop": environment})
-    source = {"shop": Source.of(rows(epochs.PORTION + 10))}
-    assert await epochs.refill(db, by, source) == epochs.PORTION
-    assert await epochs.refill(db, by, source) == 0, "enough are waiting"
-    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
-    assert await epochs.refill(db, by, source) == 10
-    assert await db.count("Epoch", {"done": True}) == 1
-    assert not await tasks.exhausted(db, {"shop": 2})
-    assert await epochs.refill(db, by, source) == epochs.PORTION
-    first, second = [
-        [task["row"] for task in await db.find("Task", {"epoch": epoch}, sort=[("place", 1)])] for epoch in (0, 1)
-    ]
-    assert first[: len(second)] != second
-    assert sorted(first) == list(range(epochs.PORTION + 10))
-    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
-    await epochs.refill(db, by, source)
-    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
-    assert await epochs.refill(db, by, source) == 0
-    assert await tasks.exhausted(db, {"shop": 2})
-
-
-async def test_a_dataset_that_changed_under_an_epoch_is_refused(db: Database) -> None:
-    by = settings()
-    await epochs.refill(db, by, {"shop": Source.of(rows(epochs.PORTION * 2))})
-    await db.update_many("Task", {}, {"$set": {"status": "trained"}})
-    with pytest.raises(ConfigError, match="changed since epoch 0 of shop began with it"):
-        await epochs.refill(db, by, {"shop": Source.of(rows(epochs.PORTION * 3))})
-
-
-@pytest.mark.parametrize(
-    ("now", "how"),
-    [
-        (rows(41), "it had 40 rows to train on, and has 41"),
-        ([*rows(30), *rows(10, prefix="another")], "10 of the rows that are tasks already are others, the first is "),
-        ([msgspec.structs.replace(row, extra={"level": 1}) for row in rows(40)], "no row that is a task already, but"),
-    ],
-)
-async def test_a_steward_says_at_its_start_what_changed_in_which_file_and_what_cures_it(
-    db: Database, now: list[Row], how: str
-) -> None:
-    await epochs.refill(db, settings(), {"shop": Source.of(rows(40), file="/data/train.jsonl")})
-    await db.update_one("Epoch", {}, {"$set": {"inserted": 40, "done": False}})
-    await starter(db, 1, Source.of(rows(40), file="/data/train.jsonl")).start()
-    with pytest.raises(ConfigError) as refused:
-        await starter(db, 2, Source.of(now, file="/data/train.jsonl")).start()
-    assert refused.value.message.startswith("/data/train.jsonl changed since epoch 0 of shop began with it: ")
-    assert how in refused.value.message
-    assert f"`agentrl runs wipe {db.name}`" in refused.value.hint
-    await db.update_one("Epoch", {}, {"$set": {"done": True}})
-    await starter(db, 3, Source.of(now)).start()
-
-
-def starter(db: Database, life: int, source: Source) -> Steward:
-    return Steward(
-        db, settings(), {"shop": source}, incarnation=f"steward-0.{life}", unit="steward-0", run_dir=Path.cwd()
-    )
-
-
-async def test_rows_that_an_operator_adds_are_queued_once(db: Database) -> None:
-    environment = EnvironmentSettings()
-    first = await epochs.add(db, "shop", environment, rows(3))
-    assert await epochs.add(db, "shop", environment, rows(3)) == first
-    assert await epochs.add(db, "shop", environment, rows(2)) != first
-    assert await db.count("Task", {"split": "added", "status": "queued"}) == 5
-
-
-async def test_of_two_files_that_are_added_at_once_each_has_a_number(db: Database) -> None:
-    environment = EnvironmentSettings()
-    first: list[str] = []
-
-    class Overtaken(Database):
-        async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
-            if not first:
-                first.extend(await epochs.add(db, "shop", environment, rows(3)))
-            return await super().insert_new(collection, documents)
-
-    second = await epochs.add(Overtaken(db._client, db.name), "shop", environment, rows(2))
-    assert not set(first) & set(second)
-    assert await db.count("Task", {"_id": {"$in": first + second}}) == 5
-
-
 async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database) -> None:
     rule = SamplingRule(temperature=0.6, top_p=0.95, top_k=20, presence_penalty=1.5)
     made = steward(db, held_out=3, evaluation_samples=2, max_in_flight=16, evaluation_rule=rule)
@@ -519,6 +436,43 @@ def test_environments_are_mixed_by_weight_without_memory() -> None:
     assert Counter(order) == pytest.approx({"shop": 300, "math": 100}, abs=4)
     longest = max(len(run) for run in "".join(name[0] for name in order).split("m"))
     assert longest <= 5
+
+
+async def test_a_stage_ends_by_what_was_measured_in_it_and_never_comes_back(db: Database) -> None:
+    both = {"shop": EnvironmentSettings(), "math": EnvironmentSettings()}
+    stages = (Stage({"shop": 1.0}, Until("shop", score=0.5, groups=2)), Stage({"math": 3.0, "shop": 1.0}))
+
+    async def started(number: int) -> Steward:
+        made = steward(db, number, environments=both, stages=stages)
+        made._sources = {name: Source.of(rows(20, prefix=name)) for name in both}
+        await made.start()
+        await full_round(made)
+        return made
+
+    async def measured(mean: float) -> None:
+        admitted: Plain = {"status": TaskStatus.ADMITTED}
+        await db.update_many("Task", admitted, {"$set": {"baseline": {"mean": mean, "std": 0.1, "valid": 4}}})
+
+    async def next_environments(made: Steward) -> set[str]:
+        now = made.settings.changed(stage=made.stage)
+        return {task.environment for task in await admission._queue(db, now, {}, 1)}
+
+    made = await started(1)
+    assert await db.distinct("Task", "environment", {"status": TaskStatus.ADMITTED}) == ["shop"]
+    await measured(0.4)
+    await full_round(made)
+    assert (made.stage, await next_environments(made)) == (0, {"shop"})
+    await measured(0.6)
+    await full_round(made)
+    assert (made.stage, await next_environments(made)) == (1, {"shop", "math"})
+    await measured(0.1)
+    assert (await started(2)).stage == 1
+    (kept,) = await db.find("Curriculum", {})
+    assert [each["why"] for each in kept["passed"]] == ["shop has 0.6 in its last 2 groups, and 0.5 was wanted"]
+    # What a stage leaves out comes when nothing else is left.
+    await db.update_many("Task", {"environment": "shop", "status": TaskStatus.QUEUED}, {"$set": {"status": "dead"}})
+    made.stage = 0
+    assert await next_environments(made) == {"math"}
 
 
 def test_rules_that_could_not_be_followed_are_refused() -> None:

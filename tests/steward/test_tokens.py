@@ -13,10 +13,18 @@ from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tokenizer_training import build_tokenizer
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.data_commands import ExportRecords, RecordStory, RecordTokens, ShowRecord, TokenPart
+from agentrl.protocol.data_commands import (
+    ExportRecords,
+    RecordStory,
+    RecordTokens,
+    ShowRecord,
+    TokenPart,
+)
 from agentrl.store import pruning
 from agentrl.store.database import Database
-from agentrl.store.documents import DispatchedSamplingTask, Publication, call_id, to_bson
+from agentrl.store.document_ids import call_id
+from agentrl.store.documents import DispatchedSamplingTask, to_bson
+from agentrl.store.weight_documents import Publication
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.steward.test_queries import admitted, asked, episode
 from tests.store import flow

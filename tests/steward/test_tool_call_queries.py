@@ -7,11 +7,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.data_commands import CallStory, ListCalls, Page, ShowCall
+from agentrl.protocol.data_commands import (
+    CallStory,
+    ListCalls,
+    Page,
+    ShowCall,
+)
 from agentrl.store import lineages, steps
 from agentrl.store.call_writer import CALLS, Writer
 from agentrl.store.database import Database
-from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, record_id, tool_call_id
+from agentrl.store.document_ids import call_id, record_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, ToolCall
 from tests.steward.test_queries import asked
 from tests.store import flow
 

@@ -15,7 +15,8 @@ from agentrl.steward.admission import Admitted
 from agentrl.store import claims, service_registry
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database
-from agentrl.store.documents import DispatchedSamplingTask, Service, ToolCall, call_id, tool_call_id
+from agentrl.store.document_ids import call_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, Service, ToolCall
 from tests.steward.test_rounds import full_round, settings, steward
 from tests.store.flow import admit, claim_one, end, queue, run_group, sampler
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
-from agentrl.store import claims, documents, groups, owners, steps, tasks
+from agentrl.store import claims, document_ids, documents, groups, owners, steps, tasks
 from agentrl.store.claims import Claim, Ending, LastClaims
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import DBRecordData, Publication, Step, Task
+from agentrl.store.documents import DBRecordData, Step, Task
+from agentrl.store.weight_documents import Publication
 from agentrl.tokens.spans import Span
 
 RULE = GroupRule()
@@ -18,7 +19,7 @@ RULE = GroupRule()
 
 def row(number: int, *, environment: str = "shop", purpose: str = "train", version: int | None = None) -> Task:
     return Task(
-        id=documents.task_id(environment, "train", 0, number),
+        id=document_ids.task_id(environment, "train", 0, number),
         environment=environment,
         row=number,
         place=number,
@@ -109,7 +110,7 @@ def step_of(
     lineage: str, number: int, chosen: Sequence[Task], *, filtered: Sequence[Task] = (), base_version: int = 0
 ) -> Step:
     return Step(
-        id=documents.step_id(lineage, number),
+        id=document_ids.step_id(lineage, number),
         lineage=lineage,
         step=number,
         base_version=base_version,

@@ -12,17 +12,8 @@ from agentrl.policies.status_tables import Actor, CallStatus
 from agentrl.store import accounting, groups, indexes, lineages, publications, tasks
 from agentrl.store.audit.problems import SHOWN, Problem
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import (
-    DispatchedSamplingTask,
-    Epoch,
-    Record,
-    ToolCall,
-    call_id,
-    epoch_id,
-    load,
-    to_bson,
-    tool_call_id,
-)
+from agentrl.store.document_ids import call_id, epoch_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, Epoch, Record, ToolCall, load, to_bson
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.store.flow import admit, claim_one, commit, end, queue, ready_tasks, row, sampler
 

@@ -13,7 +13,8 @@ from agentrl.policies.status_tables import CallStatus, IllegalMoveError, ToolCal
 from agentrl.store import calls, chunks, owners
 from agentrl.store.call_writer import OwnershipError, Writer
 from agentrl.store.database import Bulk, Database, StoreUnavailableError
-from agentrl.store.documents import DispatchedSamplingTask, ParsedCall, ToolCall, call_id, tool_call_id
+from agentrl.store.document_ids import call_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, ParsedCall, ToolCall
 from agentrl.tokens.binary_format import pack_floats, pack_ids, unpack_ids
 from agentrl.tokens.spans import full_prompts
 

@@ -9,7 +9,8 @@ from agentrl.store import claims
 from agentrl.store.call_writer import OwnershipError, Writer
 from agentrl.store.claims import BEGINNING_EVERY_S, Claim, LastClaims
 from agentrl.store.database import Database, Filter, Update
-from agentrl.store.documents import DispatchedSamplingTask, call_id
+from agentrl.store.document_ids import call_id
+from agentrl.store.documents import DispatchedSamplingTask
 from tests.store.flow import admit, claim_one, queue, sampler
 
 MINE, OTHER = "sampler-0.1", "sampler-1.1"

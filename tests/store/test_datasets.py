@@ -156,11 +156,11 @@ def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
         ),
         (
             '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}]}\n',
-            "line 1: messages must be of texts, and number 1 has a part of the type 'image_url'",
+            "line 1: number 1 of messages has an image 'a.png', and there is no file .*/a.png",
         ),
         (
             '{"messages": [{"role": "user", "content": ["x"]}, {"role": "user", "content": "y"}]}\n',
-            "line 1: messages must be of texts, and number 1 is not",
+            "line 1: number 1 of messages has a part of the type None; known are text, image and image_url",
         ),
         ('{"messages": ["x"]}\n', "line 1: messages must be a text or messages"),
         ('{"query": "q", "scorer": 4}\n', "line 1: scorer must be a name, and is a number"),

@@ -12,7 +12,7 @@ import pytest
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import Actor
-from agentrl.protocol.data_commands import ExcludeRecords, ForkRecords
+from agentrl.protocol.data_changes import ExcludeRecords, ForkRecords
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
@@ -24,7 +24,8 @@ from agentrl.store import accounting, calls, claims, forks, groups, indexes, lin
 from agentrl.store.call_writer import CALLS
 from agentrl.store.claims import Claim, Ending, Reached
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import DispatchedSamplingTask, Record, Task, call_id, load, to_bson
+from agentrl.store.document_ids import call_id
+from agentrl.store.documents import DispatchedSamplingTask, Record, Task, load, to_bson
 from agentrl.store.replay_documents import Replay, ReplayedCall
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens.binary_format import pack_floats, pack_ids

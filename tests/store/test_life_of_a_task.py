@@ -14,7 +14,8 @@ from agentrl.store import admission_counts, claims, groups, owners, tasks
 from agentrl.store.call_writer import OwnershipError, Writer
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database
-from agentrl.store.documents import DBRecordData, record_id
+from agentrl.store.document_ids import record_id
+from agentrl.store.documents import DBRecordData
 from agentrl.store.owners import OwnerLostError
 from tests.store.flow import RULE, admit, claim_one, end, queue, run_group, sampler
 

@@ -7,7 +7,8 @@ import pytest
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.store import accounting, checkpoints, lineages, pruning, rollbacks, steps, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import Checkpoint, Lineage, Publication, Task, to_bson
+from agentrl.store.documents import Task, to_bson
+from agentrl.store.weight_documents import Checkpoint, Lineage, Publication
 from tests.store.flow import commit, ready_tasks
 
 

@@ -13,8 +13,9 @@ from agentrl.store import accounting, checkpoints, claims, lineages, publication
 from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Reached
 from agentrl.store.database import Database, Filter, Plain, Update
-from agentrl.store.documents import CheckpointFile, Lineage, Service, Step, Task, load
+from agentrl.store.documents import Service, Step, Task, load
 from agentrl.store.steps import LineageClosedError
+from agentrl.store.weight_documents import CheckpointFile, Lineage
 from tests.store.flow import admit, claim_one, commit, publication, queue, ready_tasks, step_of
 
 

@@ -14,7 +14,8 @@ from agentrl.filters.sorting import parse_sort, values_of
 from agentrl.store import calls, indexes, lists
 from agentrl.store.call_writer import CALLS, Writer
 from agentrl.store.database import Database, connect
-from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, record_id, tool_call_id
+from agentrl.store.document_ids import call_id, record_id, tool_call_id
+from agentrl.store.documents import DispatchedSamplingTask, ToolCall
 from tests.store import flow
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

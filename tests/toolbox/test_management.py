@@ -16,7 +16,7 @@ from agentrl.config.data_plane import HealthCheck, ToolServer
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.data_commands import Done
+from agentrl.protocol.data_changes import Done
 from agentrl.protocol.effects import Tier
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import UnitPart

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.tokens.image_marks import CHARACTER, mark, names_in
 from agentrl.toolbox import call_registry, mcp_connection, service_report
 from agentrl.toolbox.api_messages import (
     REFUSALS,
@@ -20,12 +21,12 @@ from agentrl.toolbox.api_messages import (
     refusal_of,
 )
 from agentrl.toolbox.call_registry import Call, CallRegistry
-from agentrl.toolbox.result_text import cut, text_of
-from agentrl.toolbox.server_pool import NOT_YET
+from agentrl.toolbox.connection_starts import NOT_YET
+from agentrl.toolbox.result_text import cut, images_of, text_of
 from agentrl.toolbox.tool_statistics import SAMPLES, ToolboxStatistics
 
 
-@given(st.text(max_size=300), st.integers(1, 300))
+@given(st.text(st.characters(exclude_characters=CHARACTER), max_size=300), st.integers(1, 300))
 def test_a_cut_text_fits_and_keeps_both_ends(text: str, most: int) -> None:
     shown, left_out = cut(text, most)
     assert len(shown) <= most
@@ -44,6 +45,17 @@ def test_a_cut_text_says_how_much_is_missing() -> None:
     assert 95 <= len(shown) <= 100
 
 
+@pytest.mark.parametrize("before", [1, 30, 50, 500])
+def test_a_mark_of_an_image_is_cut_out_whole(before: int) -> None:
+    name = "f" * 64
+    for text in ("a" * before + mark(name) + "b" * 500, "a" * 500 + mark(name) + "b" * before):
+        for most in (20, 100, 400):
+            shown, _ = cut(text, most)
+            assert len(shown) <= most
+            assert shown.count(CHARACTER) == 2 * len(names_in(shown))
+            assert set(names_in(shown)) <= {name}
+
+
 def test_content_that_is_not_text_becomes_a_placeholder() -> None:
     result = types.CallToolResult(
         content=[
@@ -56,6 +68,10 @@ def test_content_that_is_not_text_becomes_a_placeholder() -> None:
         ]
     )
     assert text_of(result) == "see\n[image, image/png]\n[resource file:///a]\ninside"
+    images = images_of(result)
+    [(name, data)] = images.items()
+    assert data == b"hi"
+    assert text_of(result, images).splitlines()[1] == mark(name), "images that come along are named where they stand"
     assert text_of(types.CallToolResult(content=[], structured_content={"a": 1})) == '{"a": 1}'
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.protocol.messages import Wait
-from agentrl.toolbox import server_pool, service_report, toolbox
+from agentrl.toolbox import connection_starts, server_pool, service_report, toolbox
 from agentrl.toolbox.api_messages import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import MakeToolbox, faulty
@@ -239,7 +239,7 @@ async def test_a_silent_server_is_reported_and_delays_no_other(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toolbox, "SLOW_START_S", 0.5)
-    monkeypatch.setattr(server_pool, "COMPUTES_S", 0.2)
+    monkeypatch.setattr(connection_starts, "COMPUTES_S", 0.2)
     silent = ToolServer(command=("sh", "-c", "echo loading >&2; exec sleep 600"), session="process", start_s=5.0)
     async with make({"a-silent": silent, "faulty": faulty()}) as hands:
         await hands.open("s")

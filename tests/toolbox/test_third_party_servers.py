@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.tokens.image_marks import mark
 from agentrl.tool_environments.environments import environment_of
 from agentrl.toolbox import mcp_connection
 from agentrl.toolbox.api_messages import OpenSession
@@ -148,7 +149,9 @@ async def _use_everything(hands: Hands) -> None:
     assert added.status == "ok"
     assert "42" in added.content
     image = await hands.call("s", "b", "get-tiny-image", server="everything")
-    assert "[image, image/png]" in image.content
+    [(name, data)] = image.images.items()
+    assert data.startswith(b"\x89PNG")
+    assert mark(name) in image.content
     wrong = await hands.call("s", "c", "get-sum", server="everything", a="two")
     assert (wrong.status, wrong.error_class) == ("tool_error", "policy")
     slow = await hands.call(

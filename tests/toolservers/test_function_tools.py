@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from agentrl.config import file_checks
 from agentrl.config.load import load_config
+from agentrl.toolservers import user_files
 from agentrl.toolservers.argument_types import ArgumentError
 from agentrl.toolservers.docstrings import split
 from agentrl.toolservers.function_tools import FunctionFileError, FunctionTool, tools_of
-from agentrl.toolservers.functions import FunctionRunner, as_text, imported
+from agentrl.toolservers.functions import FunctionRunner, as_text
 from agentrl.toolservers.mcp_stdio import Call, outcome_of
 
 SHOP = '''\
@@ -139,7 +140,7 @@ def test_schemas_come_from_hints_and_docstrings(shop: Path) -> None:
 
 def test_calls_get_python_values_and_the_state_of_their_session(shop: Path) -> None:
     found = by_name(shop)
-    runner = FunctionRunner(imported(shop))
+    runner = FunctionRunner(user_files.load(shop, "tools_of_the_run", first=True))
 
     def call(name: str, arguments: dict[str, Any], session: str = "") -> tuple[str, bool]:
         return outcome_of(runner.tool(found[name]), arguments, Call(session))
@@ -168,6 +169,10 @@ REFUSED = [
     ("def f(x: 'numpy.ndarray'): 'Doc.'", 3, 10, "the type numpy.ndarray cannot", "Use str, int"),
     ("class A(TypedDict):\n  a: 'A'\ndef f(x: A): 'Doc.'", 4, 6, "A contains itself", "Take Any"),
     ("@effect('none')\ndef f(): 'Doc.'", 3, 9, "there is no effect 'none'", "pure, session, outside"),
+    ("@tool(example={'x': Y})\ndef f(x: str): 'Doc.'", 3, 15, "the example of f is not made of plain", "as they are"),
+    ("@tool(example=[1])\ndef f(x: str): 'Doc.'", 3, 15, "the example of f is no dict", "as they are"),
+    ("@tool(example={})\ndef f(x: str): 'Doc.'", 3, 15, "the example of f has no x", "every required"),
+    ("@tool(example={'z': 1})\ndef f(x: str = ''): 'Doc.'", 3, 15, "f has no parameter z", "as they are"),
     ("def f(x: int:\n  'Doc.'", 3, 13, "SyntaxError", ""),
     ("def f(x): pass", 0, 0, "there is no public function with a docstring", "underscore"),
 ]

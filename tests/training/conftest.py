@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from agentrl.engines.embedded.tiny_model import build_tiny
-from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
 
 TEXTS = ("lookup(item) calculator(expression)", "what do 3 apples and 12 pears cost?", "the answer is 45")
 

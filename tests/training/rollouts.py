@@ -14,7 +14,7 @@ import pytest
 from agentrl.config.run import RunConfig
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
-from agentrl.store import claims, documents, groups
+from agentrl.store import claims, document_ids, documents, groups
 from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
@@ -106,7 +106,7 @@ async def closed_groups(
 
 async def end_of_data(db: Database) -> None:
     rows = await db.count("Task", {})
-    epoch = Epoch(id=documents.epoch_id("shop", "train", 0), environment="shop", rows=rows, inserted=rows, done=True)
+    epoch = Epoch(id=document_ids.epoch_id("shop", "train", 0), environment="shop", rows=rows, inserted=rows, done=True)
     await db.insert_new("Epoch", [documents.to_bson(epoch)])
 
 
@@ -119,12 +119,12 @@ async def _episode(
         base, length = tree.base(prompt)
         tree.insert(index, prompt, output)
         call = DispatchedSamplingTask(
-            id=documents.call_id(record, index),
+            id=document_ids.call_id(record, index),
             record=record,
             task=claim.task.id,
             index=index,
             owner=OWNER,
-            base="" if base is None else documents.call_id(record, base),
+            base="" if base is None else document_ids.call_id(record, base),
             base_length=length,
             prompt=pack_ids(prompt[length:]),
             sampling={"temperature": 1.0, "top_p": 1.0},

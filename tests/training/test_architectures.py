@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from agentrl.chat.template import Template
-from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
 from agentrl.training.model_check import LINEAR_MODELS, TREE_MODELS
 from tests.chat import families as chat_families
 from tests.training import families

@@ -10,7 +10,8 @@ import pytest
 
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.version_tree import VersionTree
-from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, call_id
+from agentrl.store.document_ids import call_id
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.token_tree import TokenTree
 from agentrl.training.batch import BrokenTrajectoryError

@@ -11,8 +11,8 @@ import torch
 
 from agentrl.errors import ConfigError, DiskError
 from agentrl.policies.loss_settings import PolicyLoss
-from agentrl.store.documents import Checkpoint, Lineage
 from agentrl.store.history import valid_checkpoints
+from agentrl.store.weight_documents import Checkpoint, Lineage
 from agentrl.training import atomic_directories, checkpoints
 from agentrl.training.checkpoints import Progress
 from agentrl.training.learner import Learner

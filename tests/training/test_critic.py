@@ -18,7 +18,8 @@ from agentrl.training import checkpoints
 from agentrl.training.batch import Batch, Trajectory
 from agentrl.training.checkpoints import Progress
 from agentrl.training.critic import targets_of, value_loss
-from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
 from agentrl.training.lora import Adapters
 from agentrl.training.returns import generalised_advantages
 from tests.training.conftest import make_learner

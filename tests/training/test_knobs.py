@@ -10,6 +10,7 @@ from agentrl.config.knobs import unit_knobs
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
 from agentrl.protocol.specs import Role
+from agentrl.steward.settings import StewardSettings
 from agentrl.store.documents import Task
 from agentrl.training import scientific_settings
 from agentrl.training.trainer_knobs import Knobs
@@ -133,9 +134,15 @@ def test_settings_of_a_step_have_all_scientific_knobs_but_those_of_the_sampler(
     unit: Unit, tmp_path: Path, tiny: Path
 ) -> None:
     config = configuration(tmp_path, tiny, strategy="decay")
-    task = Task(id="shop/train/0/000001", n=2, sampling={"temperature": 1.0, "max_tokens": 64})
+    admitted = StewardSettings(environments={}, n=2, max_tokens=64)
+    kept = {"sampling": admitted.sampling(), "closing": admitted.group_rule.kept()}
+    task = Task(id="shop/train/0/000001", n=2, **kept)
     knobs = unit_knobs(config, Role.TRAINER) | unit_knobs(config, Role.STEWARD)
     scientific = {knob.name for knob in knobs.values() if knob.scientific}
-    assert scientific_settings.settings_of(Knobs(unit, config).take(), [task]).keys() == scientific
+    settings = scientific_settings.settings_of(Knobs(unit, config).take(), [task])
+    assert settings.keys() == scientific
+    for name, value in settings.items():
+        knobs[name].check(value)  # A rollback sets it.
+    assert scientific_settings.change(settings, settings | {"balance": True}) == "balance false -> true"
     of_sampler = {knob.name for knob in unit_knobs(config, Role.SAMPLER).values() if knob.scientific}
     assert of_sampler == {"episode_s", "episode_timeout_means", "max_turns"}

@@ -17,9 +17,9 @@ from agentrl.errors import ConfigError
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.store.demonstrations import read_demonstrations
 from agentrl.training.batch import Segment, Trajectory
+from agentrl.training.canary_probes import canary_of, cut, probe_set
 from agentrl.training.demonstrations import trajectory_of
 from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, warm_up
-from agentrl.training.weight_files import make_canary, probe_set
 from tests.engines import unverified
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group
@@ -219,15 +219,19 @@ def answer(prompt: list[int], token: int, log_prob: float, advantage: float) -> 
 
 def test_the_canary_is_what_the_engine_computes(tiny: Path, tmp_path: Path) -> None:
     learner = make_learner(tiny, exact=False)
-    canary = make_canary(learner, [[1, 2, 3, 4]])
+    canary = canary_of(learner, [[1, 2, 3, 4]], torch.float32)[1]()
     learner.save(tmp_path / "saved")
     engine = unverified.load(tmp_path / "saved", 1)
     with torch.inference_mode():
         for ids, ours in zip(canary.ids, canary.log_probs, strict=True):
-            assert engine.score(ids) == pytest.approx(ours, abs=1e-4)
+            assert engine.scores([ids])[0] == pytest.approx(ours, abs=1e-4)
     assert canary.ids[-1] == [1, 2, 3, 4]
     assert canary.ids[:-1] == probe_set(learner.model.config.vocab_size)
     assert len({len(ids) for ids in canary.ids}) > 4
+    # A large model computes the beginnings of some of each kind.
+    few = cut(canary.ids[:-1], canary.ids[-1:], 30)
+    assert [len(ids) for ids in few] == [5, 6, 7, 4]
+    assert [one[: len(ids)] for one, ids in zip((*canary.ids[:3], canary.ids[-1]), few, strict=True)] == few
 
 
 def test_a_step_that_is_not_finite_leaves_every_bit_as_it_was(tiny: Path) -> None:

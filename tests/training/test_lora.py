@@ -8,15 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from agentrl.config.load import load_config
+from agentrl.engines import manifest as manifests
+from agentrl.engines.adapters import ADAPTER_FILE
+from agentrl.engines.embedded.adapted_weights import KeptBase
+from agentrl.engines.embedded.model_loading import load_verified
+from agentrl.engines.interface import WeightsRefusedError
+from agentrl.engines.manifest import Manifest
 from agentrl.errors import ConfigError
+from agentrl.files.pieces import content_of
 from agentrl.policies.loss_settings import PolicyLoss
-from agentrl.training import checkpoints, initial_model
+from agentrl.store.publications import path_of
+from agentrl.training import canary_probes, checkpoints, published_base, reference_model, weight_files
+from agentrl.training.canary_probes import Published
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE, Progress
-from agentrl.training.learner import Learner, LearnerSettings
-from agentrl.training.lora import ADAPTER_FILE, Adapters, check_start
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
+from agentrl.training.lora import Adapters, check_start
 from tests.engines import unverified
 from tests.training import families
 from tests.training.trees import batch_of, group
@@ -46,6 +56,61 @@ def test_adapters_learn_and_the_weights_of_the_model_stay(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tiny", "gemma 3", "qwen3 moe"])
+def test_versions_of_adapters_alone_are_what_the_trainer_computes(tiny: Path, tmp_path: Path, kind: str) -> None:
+    """An engine reads the base once, and of each version the adapters."""
+    start = tiny
+    if kind != "tiny":
+        start = tmp_path / "model"
+        families.write(start, *families.FAMILIES[kind][:2])
+    learner, kept, base = learner_of(start), KeptBase(), published_base.publish_base(tmp_path, start)
+    assert base == published_base.publish_base(tmp_path, start), "a trainer that starts again finds it"
+    before = None
+    for version in (1, 2):
+        learner.train(some_batch(version), PolicyLoss())
+        known = Published(before)
+        prepared = weight_files.prepare(learner, version, [[5, 6, 7, 8, 9]], torch.bfloat16, known, apart=True)
+        expected = learner.log_probs(canary_probes.sequences_for(learner, [[5, 6, 7, 8, 9]]))
+        learner.train(some_batch(version), PolicyLoss())
+        manifest = weight_files.write_weights(tmp_path, prepared, learner, shard_bytes=1 << 20, base=base)
+        assert (manifest.canary.log_probs, manifest.canary.precision) == (expected, "float32")
+        assert sum(one.bytes for one in manifest.files.values()) < sum(one.bytes for one in base.files.values()) / 2
+        directory = tmp_path / path_of(version)
+        _, agreement = load_verified(directory, version, manifest, kept=kept)
+        assert agreement.largest < 1e-4
+        before = manifest.canary
+        for file in base.beside(directory).glob("*.safetensors"):
+            file.unlink(missing_ok=version == 2)
+    # The version before is told apart, and the base without adapters is no version.
+    older = load_file(tmp_path / path_of(1) / ADAPTER_FILE)
+    for tensors, sentence in (
+        (older, "is that of the version before"),
+        ({name: torch.zeros_like(one) for name, one in older.items()}, "the canary"),
+        ({name: one[:, :1].contiguous() for name, one in older.items()}, "not have in this shape"),
+        ({name.replace("lora_A", "lora_C"): one for name, one in older.items()}, "not pairs of matrices"),
+    ):
+        save_file(tensors, directory / ADAPTER_FILE)
+        spoiled = {**manifest.files, ADAPTER_FILE: content_of(directory / ADAPTER_FILE)}
+        with pytest.raises(WeightsRefusedError, match=sentence):
+            load_verified(directory, 2, Manifest(spoiled, manifest.canary, base=base), kept=kept)
+    with pytest.raises(WeightsRefusedError, match=r"model\.safetensors cannot be read"):
+        load_verified(tmp_path / path_of(1), 1, manifests.read(tmp_path / path_of(1)), kept=KeptBase())
+
+
+def test_base_has_the_files_of_a_model_that_are_links(tmp_path: Path) -> None:
+    """As they are in the cache of a hub."""
+    blobs, model = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshot"
+    contents = {name: name.encode() for name in ("config.json", "model.safetensors")}
+    for directory in (blobs, model):
+        directory.mkdir(parents=True)
+    for name, content in contents.items():
+        (blobs / name).write_bytes(content)
+        (model / name).symlink_to(Path("..", "blobs", name))
+    base = published_base.publish_base(tmp_path / "run", model)
+    found = base.beside(tmp_path / "run" / path_of(1))
+    assert {file.name: file.read_bytes() for file in found.iterdir()} == contents
+
+
+@pytest.mark.parametrize("kind", ["tiny", "gemma 3", "qwen3 moe"])
 def test_what_is_published_is_what_the_trainer_computes(tiny: Path, tmp_path: Path, kind: str) -> None:
     start = tiny
     if kind != "tiny":
@@ -60,7 +125,7 @@ def test_what_is_published_is_what_the_trainer_computes(tiny: Path, tmp_path: Pa
     engine = unverified.load(tmp_path / "published", 1)
     with torch.inference_mode():
         for ids, expected in zip(probe, ours, strict=True):
-            assert engine.score(ids) == pytest.approx(expected, abs=1e-5)
+            assert engine.scores([ids])[0] == pytest.approx(expected, abs=1e-5)
     assert set(load_file(tmp_path / "published" / WEIGHTS_FILE)) == set(load_file(start / WEIGHTS_FILE))
 
 
@@ -111,7 +176,7 @@ def test_the_reference_is_the_model_without_adapters(tiny: Path, tmp_path: Path)
         if second_copy:
             learner.compare_with(tiny)
         else:
-            assert initial_model.keep_reference(tmp_path, learner, new_run=True) == {}
+            assert reference_model.keep_reference(tmp_path, learner, new_run=True) == {}
         found.append([learner.train(some_batch(), loss).metrics["kl_reference"] for _ in range(4)])
     assert found[0] == pytest.approx(found[1], abs=1e-6)
     assert found[0][-1] > found[0][1] > 1e-4
@@ -145,8 +210,13 @@ def test_a_run_goes_on_with_what_it_trained(
     ("lora", "sentence"),
     [
         ("{alpha: 8}", "has no rank"),
-        ("{rank: 4}, parallel: {tensor: 2}", "cannot be combined with training.parallel.tensor; shard, replicate"),
         ("{rank: 4, dropout: 0.1}", "must not have dropout"),
+        ("{}, publication: {adapters: apart}", "no adapters are trained"),
+        ("{rank: 4}, publication: {adapters: apart}}\nengines: {kind: vllm", "load whole weights only: use merged"),
+        (
+            "{rank: 4}, publication: {adapters: apart}}\nengines: {kind: sglang, args: [--dp-size, '2']",
+            "with --dp-size or --pp-size load whole weights only",
+        ),
         (
             "{rank: 4}, reference: initial, warmup: {dataset: d.jsonl, steps: 2}",
             "the reference would be the model before",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -29,27 +30,33 @@ def one_long_chain(length: int, *, turns: int = 8) -> Batch:
 
 
 class Peak(torch.utils._python_dispatch.TorchDispatchMode):
-    """The largest number of bytes that tensors made within it had at once; exact, whatever the allocator does."""
+    """The largest number of bytes that tensors had at once: those that are there when it begins, and those that are
+    made within it. Exact, whatever the allocator does."""
 
-    def __init__(self) -> None:
+    def __init__(self, there: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.bytes = self.peak = 0
         self._known: set[int] = set()
+        for one in there:
+            self._count(one)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
         for one in result if isinstance(result, (tuple, list)) else [result]:
             if not isinstance(one, torch.Tensor):
                 continue
-            storage = one.untyped_storage()
-            key = storage._cdata
-            if key not in self._known:
-                size = storage.nbytes()
-                self._known.add(key)
-                self.bytes += size
-                self.peak = max(self.peak, self.bytes)
-                weakref.finalize(storage, self._freed, key, size)
+            self._count(one)
         return result
+
+    def _count(self, one: torch.Tensor) -> None:
+        storage = one.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            size = storage.nbytes()
+            self._known.add(key)
+            self.bytes += size
+            self.peak = max(self.peak, self.bytes)
+            weakref.finalize(storage, self._freed, key, size)
 
     def _freed(self, key: int, size: int) -> None:
         self._known.discard(key)

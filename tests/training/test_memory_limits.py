@@ -15,9 +15,10 @@ from agentrl.training import memory_limits
 from agentrl.training.batch import Batch
 from agentrl.training.learner import Learner
 from agentrl.training.micro_batch import MicroBatch
+from agentrl.training.packing import rows
 from tests.training.conftest import make_learner
 from tests.training.test_packing import agree, packed, two_groups
-from tests.training.trees import batch_of
+from tests.training.trees import batch_of, group
 
 DECOUPLED = PolicyLoss(ratio="decoupled", weight_cap=2.0, masks=Masks(sequence=(0.01, 100.0)))
 OF_RECORDS = PolicyLoss(kind="gspo", aggregation="record-mean")
@@ -60,6 +61,18 @@ def test_smaller_micro_batches_give_the_same_loss_and_gradient(
     sizes.clear()
     agree(packed(small, batch, loss), expected)
     assert max(sizes) <= 150, "later steps begin with the lower limit"
+
+
+def test_limit_is_lowered_once_for_all_optimizer_steps_of_a_batch(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(5)
+    four = batch_of([one for name in "abcd" for one in group(chance, 4, name=name)])
+    longest = max(len(row) for row in rows(four.trajectories, "tree", row_tokens=1 << 14))
+    sizes: list[int] = []
+    learner = with_memory_for(make_learner(tiny), longest, sizes)
+    with caplog.at_level(logging.WARNING):
+        assert learner.train(four, PolicyLoss(), optimizer_steps=2).applied
+    assert max(sizes) > longest
+    assert sum("needs more memory" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_row_that_alone_needs_too_much_ends_the_step(tiny: Path, batch: Batch) -> None:

@@ -261,9 +261,7 @@ def test_a_job_from_the_command_line(demonstrated: dict[str, Any], tmp_path: Pat
     assert wrong.stderr.startswith("agentrl: There is nothing to train on.")
 
 
-@pytest.mark.parametrize(
-    ("number", "parallel"), [(signal.SIGTERM, {}), (signal.SIGINT, {}), (signal.SIGTERM, {"shard": 2})]
-)
+@pytest.mark.parametrize(("number", "parallel"), [(signal.SIGTERM, {}), (signal.SIGINT, {"shard": 2})])
 def test_a_signal_to_the_command_ends_the_job_after_its_step_with_a_checkpoint(
     demonstrated: dict[str, Any], tmp_path: Path, number: signal.Signals, parallel: dict[str, int]
 ) -> None:

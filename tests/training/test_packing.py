@@ -58,7 +58,12 @@ def packed(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[flo
     caught: dict[str, torch.Tensor] = {}
     parallelism = learner._parallelism
     clip = parallelism.clip
-    parallelism.clip = lambda *_: caught.update(gradients(learner)) or 0.0  # type: ignore[method-assign]
+
+    def catch(*_: object, scale: float) -> float:
+        caught.update({name: one / scale for name, one in gradients(learner).items()})
+        return 0.0
+
+    parallelism.clip = catch  # type: ignore[method-assign]
     step = learner.optimizers.step
     learner.optimizers.step = lambda: None  # type: ignore[method-assign]
     try:

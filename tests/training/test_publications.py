@@ -6,19 +6,24 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 
 from agentrl.engines import manifest as manifests
+from agentrl.engines.embedded.adapted_weights import KeptBase
 from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.engines.manifest import Manifest
-from agentrl.files.pieces import ContentHash, content_of
+from agentrl.files.pieces import PieceHash, content_of
 from agentrl.store import publications
 from agentrl.store.database import Database
 from agentrl.training import atomic_directories, weight_files
+from agentrl.training.canary_probes import canary_of, probe_set
 from agentrl.training.learner import Learner
 from tests.store import flow
 from tests.training.conftest import make_learner
@@ -26,6 +31,14 @@ from tests.training.rollouts import closed_groups, configuration, trainer
 
 SHARD_BYTES = 8_000
 """The weights of the model have about 60,000."""
+
+
+@pytest.fixture(autouse=True)
+def _precision_is_free() -> Iterator[None]:
+    """Each process has one precision, but each test its own."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
 
 
 def publish(run_dir: Path, learner: Learner, version: int = 1) -> Manifest:
@@ -49,18 +62,23 @@ def test_version_is_what_transformers_and_engines_read_in_the_published_type(tin
     assert all(torch.equal(one, before[name]) for name, one in learner.weights().items())
     _, agreement = load_verified(directory, 1, manifest)
     assert agreement.largest < 1e-4
-    unrounded = Manifest(manifest.files, weight_files.make_canary(learner))
+    _, unrounded = canary_of(learner, (), torch.float32)
     directly = [
         abs(a - b)
-        for one, other in zip(unrounded.canary.log_probs, manifest.canary.log_probs, strict=True)
+        for one, other in zip(unrounded().log_probs, manifest.canary.log_probs, strict=True)
         for a, b in zip(one, other, strict=True)
     ]
     assert max(directly) > 10 * agreement.largest
 
 
-def test_snapshot_has_the_weights_of_its_moment(tiny: Path, tmp_path: Path) -> None:
-    learner = make_learner(tiny, exact=False)
-    prepared = weight_files.prepare(learner, 1, (), torch.bfloat16)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_snapshot_and_canary_have_the_weights_of_their_moment(tiny: Path, tmp_path: Path, precision: Any) -> None:
+    """The canary is computed later, beside the training, and is what the trainer would have computed itself."""
+    learner = make_learner(tiny, exact=False, precision=precision, recompute="full")
+    prepared = weight_files.prepare(learner, 1, [[5, 6, 7]], torch.bfloat16)
+    expected = learner.log_probs(
+        [*probe_set(int(learner.model.config.vocab_size)), [5, 6, 7]], published=torch.bfloat16
+    )
     before = {name: one.bfloat16() for name, one in learner.weights().items()}
     # What a step does before its optimizer moves the weights.
     learner._before_weights_change()
@@ -70,7 +88,11 @@ def test_snapshot_has_the_weights_of_its_moment(tiny: Path, tmp_path: Path) -> N
     manifest = weight_files.write_weights(tmp_path, prepared, learner, shard_bytes=SHARD_BYTES)
     stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / publications.path_of(1), dtype="auto")
     assert all(torch.equal(one, before[name]) for name, one in stock.named_parameters())
-    assert manifest.canary.log_probs
+    assert manifest.canary.log_probs == expected
+    assert manifest.canary.precision == precision
+    # What it was computed with is not kept, and computing it changed nothing.
+    assert sum(one.numel() for one in learner._twin._own.values()) == 0
+    assert learner.log_probs([[5, 6, 7]]) != expected[-1:]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -80,21 +102,21 @@ def test_a_kill_at_any_write_leaves_no_half_version(
     learner = make_learner(tiny, exact=False)
     prepared = weight_files.prepare(learner, 1, (), torch.bfloat16)
     prepared.snapshot.take()
-    write, target = ContentHash.update, tmp_path / publications.path_of(1)
+    write, target = PieceHash.update, tmp_path / publications.path_of(1)
     whole = 0
     for at in (1, 2, 5, 9, 14, 20, 1000):
         child = os.fork()
         if not child:
             left = at
 
-            def dying(self: ContentHash, data: bytes | memoryview) -> None:
+            def dying(self: PieceHash, data: bytes | memoryview) -> None:
                 nonlocal left
                 left -= 1
                 if not left:
                     os.kill(os.getpid(), signal.SIGKILL)
                 write(self, data)
 
-            monkeypatch.setattr(ContentHash, "update", dying)
+            monkeypatch.setattr(PieceHash, "update", dying)
             try:
                 weight_files.write_weights(tmp_path, prepared, learner, shard_bytes=SHARD_BYTES)
             finally:
@@ -134,3 +156,18 @@ async def test_the_next_step_trains_while_a_version_is_written(
     for version in (2, 3):
         directory = tmp_path / publications.path_of(version)
         manifests.verify(directory, manifests.read(directory))
+
+
+async def test_a_run_that_trains_adapters_publishes_them_alone(db: Database, tiny: Path, tmp_path: Path) -> None:
+    await closed_groups(db, 4)
+    config = configuration(tmp_path, tiny, steps=2, optimizer="adamw", lora={"rank": 4})
+    await trainer(db, config, tmp_path).run()
+    whole, kept = (tiny / "model.safetensors").stat().st_size, KeptBase()
+    for version in (1, 2, 3):
+        manifest = manifests.read(tmp_path / publications.path_of(version))
+        assert manifest.base is not None
+        assert manifest.files["adapter_model.safetensors"].bytes < whole / 2
+        assert "tokenizer.json" in manifest.files
+        _, agreement = load_verified(tmp_path / publications.path_of(version), version, manifest, kept=kept)
+        assert agreement.largest < 1e-4
+    assert len(list((tmp_path / "weights").glob("base-*"))) == 1

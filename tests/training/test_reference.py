@@ -14,12 +14,12 @@ from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.store import lineages
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
-from agentrl.training import initial_model, offline, waiting
+from agentrl.training import offline, reference_model, waiting
 from agentrl.training import trainer as training
 from agentrl.training.batch import Batch
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
-from agentrl.training.initial_model import REFERENCE
 from agentrl.training.learner import Learner
+from agentrl.training.reference_model import REFERENCE
 from tests.training.conftest import make_exact, make_learner
 from tests.training.rollouts import after, closed_groups, configuration, trainer
 from tests.training.test_packing import agree, packed
@@ -109,7 +109,7 @@ async def test_a_trainer_that_was_replaced_keeps_no_reference(
 async def test_a_full_disk_delays_the_reference_and_repeats_nothing_else(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, tried = initial_model.keep_reference, 0
+    keep, tried = reference_model.keep_reference, 0
 
     def is_full_at_first(*arguments: Any, **options: Any) -> None:
         nonlocal tried
@@ -120,7 +120,7 @@ async def test_a_full_disk_delays_the_reference_and_repeats_nothing_else(
 
     began: list[str] = []
     after(monkeypatch, lineages, "begin", lambda: began.append("a lineage"))
-    monkeypatch.setattr(initial_model, "keep_reference", is_full_at_first)
+    monkeypatch.setattr(reference_model, "keep_reference", is_full_at_first)
     monkeypatch.setattr(waiting, "DISK_AGAIN_S", 0.0)
     await closed_groups(db, 2)
     await trainer(db, configuration(tmp_path, tiny, steps=1, reference="initial"), tmp_path).run()

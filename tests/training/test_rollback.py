@@ -14,6 +14,7 @@ from agentrl.policies.status_tables import StepStatus
 from agentrl.store import accounting, checkpoints, evaluations, lineages, publications, rollbacks
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
+from agentrl.training import outputs
 from agentrl.training import trainer as training
 from agentrl.training.curves import undone_by
 from agentrl.training.resume import Start, take_over
@@ -67,7 +68,7 @@ async def test_with_a_full_disk_the_newest_checkpoint_before_a_scientific_change
 ) -> None:
     await closed_groups(db, 16)
     mine = trainer(db, configuration(tmp_path, tiny, steps=8, checkpoint_every=2, keep_checkpoints=1), tmp_path)
-    write = training.checkpoints.write_checkpoint
+    write = outputs.checkpoints.write_checkpoint
 
     def full(target: Path, *arguments: Any) -> Any:
         if target.name.startswith("step-000003."):
@@ -78,7 +79,7 @@ async def test_with_a_full_disk_the_newest_checkpoint_before_a_scientific_change
         if mine.state.step == 3:
             mine._knobs._rate.offer(0.05)
 
-    monkeypatch.setattr(training.checkpoints, "write_checkpoint", full)
+    monkeypatch.setattr(outputs.checkpoints, "write_checkpoint", full)
     after(monkeypatch, training.steps, "commit", change_after_step_3)
     await mine.run()
     assert await saved(db) == [(2, "before learning_rate 0.001 -> 0.05"), (8, "")]
@@ -201,7 +202,7 @@ async def test_directories_of_incomplete_checkpoints_are_removed_by_the_next_tra
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        after(patched, training.checkpoints, "write_checkpoint", die)
+        after(patched, outputs.checkpoints, "write_checkpoint", die)
         with pytest.raises(BaseException):  # noqa: B017, PT011 - a group around the interrupt
             await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path).run()
     (left,) = (tmp_path / "checkpoints").iterdir()

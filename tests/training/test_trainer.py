@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +21,14 @@ from agentrl.steward.settings import from_config
 from agentrl.store import accounting, lineages, publications
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import Lineage
 from agentrl.store.steps import LineageClosedError
+from agentrl.store.weight_documents import Lineage
 from agentrl.tracing import spans
 from agentrl.tracing.spans import Span
 from agentrl.training import checkpoints, waiting, weight_files
 from agentrl.training import trainer as training
 from agentrl.training.learner import Learner
+from agentrl.training.precision import FIRST_SCALE
 from agentrl.training.trainer import DivergedError
 from tests.store import flow
 from tests.training.rollouts import after, closed_groups, configuration, end_of_data, task_statuses, trainer
@@ -125,6 +127,24 @@ async def test_engines_take_what_it_publishes(db: Database, tiny: Path, tmp_path
         assert agreement.largest < 1e-4
         assert set(document.manifest["files"]) >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert not same(weights(tmp_path, 1), weights(tmp_path, 2))
+
+
+async def test_training_in_float16_is_published_in_it_and_shows_its_scale(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 2)
+    config = configuration(tmp_path, tiny, steps=1, precision="float16", publication={})
+    mine = trainer(db, config, tmp_path)
+    await mine.run()
+    directory = tmp_path / (await flow.publication(db, 2)).path
+    assert json.loads((directory / "config.json").read_text())["dtype"] == "float16"
+    _, agreement = load_verified(directory, 2, read(directory))
+    assert agreement.largest < 1e-2
+    (step,) = await committed(db)
+    shown = mine._unit._state.take_metrics()
+    for metrics in (step["metrics"], shown):
+        assert isinstance(metrics, dict)
+        assert (metrics["loss_scale"], metrics["loss_scale_overflows"]) == (FIRST_SCALE, 0)
 
 
 @pytest.mark.parametrize(("place", "time", "cut"), DEATHS)

@@ -16,10 +16,11 @@ from textual.widgets import Input
 from tests.tui.conftest import Screen
 from tests.tui.fixed_console import TIMES, Still
 from tests.waiting import aeventually
-from tui.action_registry import BY_ID, TABLES
+from tui.action_registry import BY_ID
 from tui.dialogs.form import Form
 from tui.model.actions import VIEWS as VIEW_NAMES
 from tui.model.notices import Notices
+from tui.view_registry import TABLES
 from tui.views.query_views import ASKING, QueryPage, QueryTable
 from tui.views.runs import Runs
 from tui.views.tuning import Tuning
@@ -77,6 +78,11 @@ PAGES = (
     Stop("tasks of a file", ("7", "T", "a"), ("normal",)),
     _asked("checkpoints", "8", "C"),
     Stop("checkpoint page", ("8", "C", "enter")),
+    _asked("evaluations", "8", "V"),
+    Stop("evaluation page", ("8", "V", "down", "down", "enter")),
+    Stop("comparison page", ("8", "V", "down", "down", "c"), ("normal", "overflowing")),
+    _asked("other models", "7", "M"),
+    Stop("other model page", ("7", "M", "home", "enter")),
     _asked("keys", "9", "K"),
     _asked("hosts", "2", "H"),
     Stop("host page", ("2", "H", "home", "enter")),
@@ -89,7 +95,7 @@ PAGES = (
 )
 
 
-OPEN_LISTS = ("T", "C", "K", "e", "t", "w")
+OPEN_LISTS = ("T", "C", "K", "M", "V", "e", "t", "w")
 """Keys on the way that need no row."""
 
 

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from agentrl.client import Client
 from agentrl.protocol import rows
-from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.control_commands import WhyReport
 from agentrl.protocol.messages import ExitStatus, HostFacts, LogChunk, Wait
 from tests.cli.scripted import Scripted
 from tests.waiting import aeventually

@@ -23,14 +23,15 @@ import pytest
 from agentrl.client import Client
 from agentrl.config import paths
 from agentrl.protocol import rows, wire
-from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
+from agentrl.protocol.control_commands import WaitChain, WaitLink, WhyReport
 from agentrl.protocol.data_commands import AccountReport, Page
 from agentrl.protocol.messages import LogChunk
+from agentrl.protocol.other_model_commands import OtherModelsReport
 from agentrl.telemetry import learning_metrics
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, populate
 from tests.tui.steward_answers import answers
-from tui.app import Console
+from tui.app import CRASH_FILE, Console
 from tui.connection import Connection
 from tui.console_interface import Settings
 from tui.model.mirror import Mirror
@@ -147,7 +148,7 @@ async def standing(
     with one_zone():
         async with app.run_test(size=size) as pilot:
             yield Screen(app, pilot)
-            assert not app.faults
+            assert not app.faults, (paths.home() / CRASH_FILE).read_text()
 
 
 def narrate(script: Scripted, times: str) -> None:
@@ -181,8 +182,10 @@ def _nothing_yet(script: Scripted) -> None:
         "list_reviews",
     ):
         script.answers[name] = lambda _: Page(())
-    script.answers["tool_errors"] = script.answers["list_keys"] = lambda _: []
+    for name in ("tool_errors", "list_keys", "list_evaluations"):
+        script.answers[name] = lambda _: []
     script.answers["accounting"] = lambda _: AccountReport({}, {}, {}, {}, 0, {}, (), True)
+    script.answers["other_models"] = lambda _: OtherModelsReport()
 
 
 def log(lines: list[str]) -> Callable[[Any], LogChunk]:

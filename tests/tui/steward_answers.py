@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.errors import RefusedError
-from agentrl.protocol import commands, data_commands
+from agentrl.protocol import control_commands, data_commands
+from agentrl.protocol.evaluation_commands import Attempt, EvaluationRow, EvaluationStory, ShowEvaluation
 from agentrl.protocol.messages import Permission
+from agentrl.protocol.other_model_commands import OtherModelsReport, ServiceRow
 from agentrl.protocol.tool_commands import JoinedRows, SandboxRow, ToolLogLine, ToolRow, ToolServerRow, ToolSessionRow
 from tests.cli.scripted import Scripted
 
@@ -120,6 +122,8 @@ def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRow
     coordinator.answers["tool_errors"] = lambda _: [group]
     _stored(coordinator, text)
     tool_rows(coordinator, text)
+    evaluation_rows(coordinator, text)
+    other_model_rows(coordinator, text)
     wrong = data_commands.AccountProblem(f"records of no task {text}", 3, (RECORD,))
     coordinator.answers["accounting"] = lambda _: data_commands.AccountReport(
         {"train": {"trained": 30, "dead": 2}}, {"train": {"scored": 240}}, {"taken": 256}, {"committed": 7}, 64,
@@ -194,6 +198,66 @@ def tool_rows(coordinator: Scripted, text: str = "") -> None:
         coordinator.answers[f"list_{name}"] = lambda _, rows=rows: JoinedRows(rows)
 
 
+def evaluation_rows(coordinator: Scripted, text: str = "") -> None:
+    """One under way, the best, and one on other tasks."""
+    at = datetime(2030, 3, 17, 17, 0, tzinfo=UTC).timestamp()
+    same: dict[str, Any] = {"environment": f"shop{text}", "at": at, "tasks": 64}
+    done = same | {"state": "done", "ended": 64, "attempts": 256, "on": "b2", "margin": 0.081, "turns": 2.25}
+    rows = [
+        EvaluationRow(21, state="wanted", environment="", at=at, step=210),
+        EvaluationRow(20, state="queued", step=200, ended=40, attempts=160, failed=3, mean=0.55, margin=0.09, **same),
+        EvaluationRow(
+            19, step=190, mean=0.61, passed={"1": 0.61, "4": 0.79}, checkpoint=f"step-190{text}", is_best=True, **done
+        ),
+        EvaluationRow(18, step=180, mean=0.33, passed={"1": 0.33, "4": 0.56}, **(done | {"on": "a1"})),
+    ]  # fmt: skip
+
+    def story(args: ShowEvaluation) -> EvaluationStory:
+        shown = next(row for row in rows if row.version == args.version)
+        return EvaluationStory((shown,), tuple(_evaluated(n, args.version, text) for n in range(12)))
+
+    coordinator.answers["list_evaluations"] = lambda args: rows
+    coordinator.answers["show_evaluation"] = story
+
+
+def _evaluated(number: int, version: int, text: str) -> Attempt:
+    failed = number == 11
+    score = None if failed else float(number % 4 < version - 17)
+    record = f"shop/eval/{version}/{number:06d}#r1.s0.a1"
+    return Attempt(
+        key=record, record=record, model=f"v{version}", attempt=0, environment="shop", task=f"row-{number}{text}",
+        content=f"c{number}", query=f"what does item {number} cost?{text}", score=score,
+        outcome="engine_died" if failed else "answered", error=f"it is gone{text}" if failed else "",
+        tags=("fruit" if number % 3 else "bread",), difficulty="hard" if number > 7 else "easy",
+        tokens=61, turn_count=2, took_s=1.25,
+    )  # fmt: skip
+
+
+def other_model_rows(coordinator: Scripted, text: str = "") -> None:
+    """A judge whose first service rests, a user model, and one that was not asked yet."""
+    at = datetime(2030, 3, 17, 17, 40, tzinfo=UTC).timestamp()
+    used = {"calls": 1840, "kept": 310, "unanswered": 4, "tries": 1911, "tokens_in": 912000, "tokens_out": 40100}
+    judge = used | {"model": "judge", "purpose": f"judge right{text}", "cost": 2.681, "latency_s": 1.25, "last_at": at}
+    user = {"model": "user", "purpose": "user", "calls": 90, "tries": 90, "tokens_in": 8100, "cost": 0.0, "last_at": at}
+    away = {"failing_at": ("sampler-0", "sampler-1"), "failures": 7, "error": f"status 503: busy{text}"}
+    away |= {"failed_at": at + 360, "rests_until": at + 420}
+    limit = {"per_minute": 60, "at_once": 16, "timeout_s": 60.0}
+    services = (
+        ServiceRow("judge", 1, f"large at api.example.com{text}", **limit, price_in=2.5, price_out=10.0, **away),
+        ServiceRow("judge", 2, "also-large at other.example.com", this_minute=42, **limit),
+        ServiceRow("user", 1, "mine at 127.0.0.1:30000", at_once=16, timeout_s=60.0),
+        ServiceRow("reader", 1, "mine at 127.0.0.1:30000", at_once=16, timeout_s=60.0),
+    )
+    calls = tuple(
+        {"at": at - 5 * number, "record": RECORD, "purpose": "judge right", "model": "judge", "tries": 1 + 2 * number,
+         "outcome": "away" if number == 1 else "ok", "latency_s": 1.2, "service": "also-large at other.example.com",
+         "error": f"large at api.example.com: status 503: busy{text}" if number == 1 else ""}
+        for number in range(3)
+    )  # fmt: skip
+    by = {"judge": ("judge right",), "reader": ("summaries (off)",)}
+    coordinator.answers["other_models"] = lambda _: OtherModelsReport((judge, user), calls, services, by, at + 360)
+
+
 def _stored(coordinator: Scripted, text: str) -> None:
     """Tasks, checkpoints and keys."""
     at = datetime(2030, 3, 17, 17, 0, tzinfo=UTC)
@@ -213,5 +277,5 @@ def _stored(coordinator: Scripted, text: str) -> None:
     _replays(coordinator, text, at)
     coordinator.answers["show_task"] = lambda _: data_commands.Story(task, (row(RECORD, error=text),), 3)
     coordinator.answers["show_checkpoint"] = lambda _: data_commands.Story(saved | {"files": files})
-    key = commands.KeyRow(f"ann{text}", "p" * 40, Permission.VIEWER, at.timestamp())
+    key = control_commands.KeyRow(f"ann{text}", "p" * 40, Permission.VIEWER, at.timestamp())
     coordinator.answers["list_keys"] = lambda _: [key]

@@ -12,10 +12,11 @@ from agentrl.client import Client
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import Permission
 from tui import action_registry
-from tui.action_registry import ACTIONS, BY_ID, KINDS
+from tui.action_registry import ACTIONS, BY_ID
 from tui.app import Console
 from tui.connection import Connection
 from tui.model.actions import Action, of_view, rebound, sign
+from tui.view_registry import KINDS
 from tui.views.fleet import Fleet
 
 ELSEWHERE = {
@@ -28,6 +29,8 @@ QUERIES = {
     "show_operation": "operations are rows of the feed",
     "knobs": "knobs are rows of the feed",
     "alerts": "alerts are rows of the feed",
+    "preview_past": "the coordinator asks it for the preview of a knob",
+    "read_image": "a terminal shows no images; the page of `records html` does",
     "show_exec_output": "programs in sandboxes are run in a shell",
 }
 """Query commands that no view uses, each with its reason."""

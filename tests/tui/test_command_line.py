@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import AgentrlError
-from agentrl.protocol import commands, data_commands
+from agentrl.protocol import control_commands, data_changes
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.rows import AlertRow, AlertState, GroupRow, KnobRow, Severity, UnitRow, UnitState
 from tui.model.command_line import Destination, parse, parse_cure
@@ -47,28 +47,28 @@ def test_misspelled_name_gets_the_nearest_name(mirror: Mirror, line: str, meant:
 @pytest.mark.parametrize(
     ("line", "args"),
     [
-        ("scale web 5", commands.Scale("web", to=5, seen=3)),
-        ("scale web +2", commands.Scale("web", to=5, seen=3)),
-        ("agentrl scale web -1 --run demo", commands.Scale("web", to=2, seen=3)),
-        ("restart web-0", commands.Restart("web-0", 7)),
-        ("restart web-0.7 --now", commands.Restart("web-0", 7, now=True)),
-        ("restart web", commands.Restart("web")),
-        ("drain web-0", commands.DrainUnits("web-0", incarnation=7)),
-        ("drain web-0 --cancel", commands.DrainUnits("web-0", incarnation=7, cancel=True)),
-        ("drain --host far", commands.DrainUnits(host="far")),
-        ("stop web-0", commands.Stop("web-0", 7)),
-        ("agentrl rollback --to 160 --reason 'it collapsed'", data_commands.RollBack("160", "it collapsed")),
-        ("rollback --to best --keep-knobs --reason x", data_commands.RollBack("best", "x", keep_knobs=True)),
-        ("stop web-0 --force", commands.ForceStopped("web-0", 7)),
-        ("pause", commands.Pause("run")),
-        ("resume web", commands.Resume("web")),
-        ("stacks web-0", commands.CollectStacks(("web-0",))),
-        ("tune pool.work_s 2.5 --note 'too slow'", commands.Tune("pool.work_s", 2.5, 4, "too slow")),
-        ("tune pool.work_s --undo", commands.UndoTune("pool.work_s", 4)),
-        (f"alerts ack {ALERT.id}", commands.Acknowledge(ALERT.id)),
-        (f"alerts silence {ALERT.id} --for 2h --why night", commands.Silence(ALERT.id, 7200.0, "night")),
-        ("alerts test", commands.SendTestAlert()),
-        ("down --now", commands.Down(now=True)),
+        ("scale web 5", control_commands.Scale("web", to=5, seen=3)),
+        ("scale web +2", control_commands.Scale("web", to=5, seen=3)),
+        ("agentrl scale web -1 --run demo", control_commands.Scale("web", to=2, seen=3)),
+        ("restart web-0", control_commands.Restart("web-0", 7)),
+        ("restart web-0.7 --now", control_commands.Restart("web-0", 7, now=True)),
+        ("restart web", control_commands.Restart("web")),
+        ("drain web-0", control_commands.DrainUnits("web-0", incarnation=7)),
+        ("drain web-0 --cancel", control_commands.DrainUnits("web-0", incarnation=7, cancel=True)),
+        ("drain --host far", control_commands.DrainUnits(host="far")),
+        ("stop web-0", control_commands.Stop("web-0", 7)),
+        ("agentrl rollback --to 160 --reason 'it collapsed'", data_changes.RollBack("160", "it collapsed")),
+        ("rollback --to best --keep-knobs --reason x", data_changes.RollBack("best", "x", keep_knobs=True)),
+        ("stop web-0 --force", control_commands.ForceStopped("web-0", 7)),
+        ("pause", control_commands.Pause("run")),
+        ("resume web", control_commands.Resume("web")),
+        ("stacks web-0", control_commands.CollectStacks(("web-0",))),
+        ("tune pool.work_s 2.5 --note 'too slow'", control_commands.Tune("pool.work_s", 2.5, 4, "too slow")),
+        ("tune pool.work_s --undo", control_commands.UndoTune("pool.work_s", 4)),
+        (f"alerts ack {ALERT.id}", control_commands.Acknowledge(ALERT.id)),
+        (f"alerts silence {ALERT.id} --for 2h --why night", control_commands.Silence(ALERT.id, 7200.0, "night")),
+        ("alerts test", control_commands.SendTestAlert()),
+        ("down --now", control_commands.Down(now=True)),
     ],
 )
 def test_typed_line_becomes_the_same_command_as_in_a_shell(mirror: Mirror, line: str, args: Args) -> None:
@@ -127,7 +127,7 @@ def test_only_the_suggested_command_of_an_alert_is_run(mirror: Mirror) -> None:
 
     found = parse_cure(suggesting("agentrl restart web-0"), mirror)
     assert isinstance(found, PendingCommand)
-    assert found.args == commands.Restart("web-0", 7)
+    assert found.args == control_commands.Restart("web-0", 7)
     assert parse_cure(suggesting("agentrl logs web-0 --previous"), mirror) == Destination("logs", "web-0", -1)
     assert parse_cure(suggesting("df -h /data"), mirror) is None
     assert parse_cure(suggesting(""), mirror) is None

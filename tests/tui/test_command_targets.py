@@ -16,7 +16,7 @@ from textual.widgets import Input
 
 from agentrl.client import Client
 from agentrl.protocol import rows
-from agentrl.protocol.commands import KeyRow
+from agentrl.protocol.control_commands import KeyRow
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import UnitState
 from tests.tui.all_screens import press

@@ -11,7 +11,7 @@ from textual import events
 
 from agentrl.errors import ConflictError
 from agentrl.formatting.amounts import moment
-from agentrl.protocol import commands, data_commands, rows, tool_commands
+from agentrl.protocol import control_commands, data_changes, rows, tool_commands
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission
@@ -38,10 +38,10 @@ async def test_reversible_command_runs_without_a_question_and_u_undoes_it(coordi
         await selected(screen, "web-1")
         await screen.press("plus")
         await screen.shows("✓ scale web to 4: done", "u takes it back")
-        assert coordinator.sent("scale") == [commands.Scale("web", to=4, seen=3)]
+        assert coordinator.sent("scale") == [control_commands.Scale("web", to=4, seen=3)]
         await screen.press("u")
         await aeventually(lambda: len(coordinator.sent("scale")) == 2)
-        assert coordinator.sent("scale")[1] == commands.Scale("web", to=3, seen=4)
+        assert coordinator.sent("scale")[1] == control_commands.Scale("web", to=3, seen=4)
         await screen.shows("✓ scale web to 3: done")
 
 
@@ -67,7 +67,7 @@ async def test_what_an_engine_generated_since_its_last_canary_is_excluded_by_one
         assert not coordinator.sent("exclude_records")
         await screen.type("demo")
         await screen.press("enter")
-        wanted = data_commands.ExcludeRecords(made_by="engine-0.4", since_canary=True, note="bad")
+        wanted = data_changes.ExcludeRecords(made_by="engine-0.4", since_canary=True, note="bad")
         await aeventually(lambda: coordinator.sent("exclude_records") == [wanted])
         await selected(screen, "engine-0")
         await screen.press("enter")
@@ -88,7 +88,7 @@ async def test_undo_is_refused_after_another_person_has_scaled(coordinator: Scri
         coordinator.answers["scale"] = refuse
         await screen.press("u")
         await screen.shows("✖ scale web to 3: web was scaled to 9 by ben@far (you saw 4); nothing was changed.")
-        assert [args for name, args, _ in coordinator.received if name == "scale"][-1] == commands.Scale(
+        assert [args for name, args, _ in coordinator.received if name == "scale"][-1] == control_commands.Scale(
             "web", to=3, seen=4
         )
 
@@ -106,15 +106,20 @@ async def test_command_that_ends_units_shows_their_number_in_its_question(coordi
         await screen.press("r")
         await screen.shows("restart web-1.7?")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("restart") == [commands.Restart("web-1", 7)])
+        await aeventually(lambda: coordinator.sent("restart") == [control_commands.Restart("web-1", 7)])
 
 
 @pytest.mark.parametrize(
     ("key", "sent", "offered", "reverse"),
     [
-        ("minus", "scale web to 2?", "u scale web to 3 (", commands.Scale("web", to=3, seen=2)),
-        ("d", "drain web-1.7?", "u work on, web-1.7 (", commands.DrainUnits("web-1", incarnation=7, cancel=True)),
-        ("s", "stop web-1.7?", "u start web-1 again (", commands.Restart("web-1")),
+        ("minus", "scale web to 2?", "u scale web to 3 (", control_commands.Scale("web", to=3, seen=2)),
+        (
+            "d",
+            "drain web-1.7?",
+            "u work on, web-1.7 (",
+            control_commands.DrainUnits("web-1", incarnation=7, cancel=True),
+        ),
+        ("s", "stop web-1.7?", "u start web-1 again (", control_commands.Restart("web-1")),
     ],
 )
 async def test_command_that_ended_units_offers_its_reverse_by_name(
@@ -159,7 +164,7 @@ async def test_destructive_command_needs_the_run_name(coordinator: Scripted) -> 
         assert not coordinator.sent("stop")
         await screen.type("o")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("stop") == [commands.Stop("web-1", 7)])
+        await aeventually(lambda: coordinator.sent("stop") == [control_commands.Stop("web-1", 7)])
 
 
 async def test_new_knob_value_is_previewed_before_it_is_set(coordinator: Scripted) -> None:
@@ -176,9 +181,9 @@ async def test_new_knob_value_is_previewed_before_it_is_set(coordinator: Scripte
         await screen.shows("reversible: 14 ready records are void")
         assert not coordinator.sent("tune")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("pool.work_s", 3.0, 4)])
+        await aeventually(lambda: coordinator.sent("tune") == [control_commands.Tune("pool.work_s", 3.0, 4)])
         await screen.press("u")
-        await aeventually(lambda: coordinator.sent("undo_tune") == [commands.UndoTune("pool.work_s", 5)])
+        await aeventually(lambda: coordinator.sent("undo_tune") == [control_commands.UndoTune("pool.work_s", 5)])
 
 
 async def test_scientific_knob_needs_a_note(coordinator: Scripted) -> None:
@@ -193,7 +198,7 @@ async def test_scientific_knob_needs_a_note(coordinator: Scripted) -> None:
         await screen.press("tab")
         await screen.type("try")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "try")])
+        await aeventually(lambda: coordinator.sent("tune") == [control_commands.Tune("trainer.rate", 0.2, 1, "try")])
 
 
 async def test_typed_scientific_change_needs_a_note(coordinator: Scripted) -> None:
@@ -204,7 +209,9 @@ async def test_typed_scientific_change_needs_a_note(coordinator: Scripted) -> No
         await screen.shows("It begins a new segment on all curves. Why?")
         await screen.type("because")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
+        await aeventually(
+            lambda: coordinator.sent("tune") == [control_commands.Tune("trainer.rate", 0.2, 1, "because")]
+        )
 
 
 async def test_destructive_scientific_change_needs_note_and_run_name(coordinator: Scripted) -> None:
@@ -219,7 +226,9 @@ async def test_destructive_scientific_change_needs_note_and_run_name(coordinator
         assert not coordinator.sent("tune")
         await screen.type("demo")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
+        await aeventually(
+            lambda: coordinator.sent("tune") == [control_commands.Tune("trainer.rate", 0.2, 1, "because")]
+        )
 
 
 async def test_question_is_shown_again_if_the_effect_became_worse(coordinator: Scripted) -> None:
@@ -249,7 +258,7 @@ async def test_command_names_the_incarnation_that_was_on_the_screen(coordinator:
         coordinator.publish("unit/web-1", msgspec.structs.replace(row, incarnation=8))
         await aeventually(lambda: screen.app.mirror.unit("web-1").incarnation == 8)  # type: ignore[union-attr]
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("restart") == [commands.Restart("web-1", 7)])
+        await aeventually(lambda: coordinator.sent("restart") == [control_commands.Restart("web-1", 7)])
 
 
 async def test_no_command_is_sent_while_the_view_is_stale(coordinator: Scripted) -> None:
@@ -286,13 +295,13 @@ async def test_alerts_can_be_acknowledged_silenced_and_repaired(coordinator: Scr
         await screen.press("4")
         await screen.shows("bad:judge-0")
         await screen.press("a")
-        await aeventually(lambda: coordinator.sent("acknowledge") == [commands.Acknowledge("bad:judge-0")])
+        await aeventually(lambda: coordinator.sent("acknowledge") == [control_commands.Acknowledge("bad:judge-0")])
         await screen.press("s")
         await screen.shows("Send nothing about bad:judge-0")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("silence") == [commands.Silence("bad:judge-0", 3600.0)])
+        await aeventually(lambda: coordinator.sent("silence") == [control_commands.Silence("bad:judge-0", 3600.0)])
         await screen.press("c")
-        await aeventually(lambda: coordinator.sent("restart") == [commands.Restart("judge-0", 6)])
+        await aeventually(lambda: coordinator.sent("restart") == [control_commands.Restart("judge-0", 6)])
 
 
 async def test_refusal_of_the_coordinator_is_shown_with_its_hint(coordinator: Scripted) -> None:
@@ -322,7 +331,7 @@ async def test_alt_key_ends_a_filter_and_sends_no_command(coordinator: Scripted)
             await screen.shows("judge-0", "web-1")
             assert not screen.app.view.filter_text
         await screen.press("alt+d", "alt+2", "down", "d")
-        await aeventually(lambda: coordinator.sent("drain") == [commands.DrainUnits("web-2", incarnation=7)])
+        await aeventually(lambda: coordinator.sent("drain") == [control_commands.DrainUnits("web-2", incarnation=7)])
         assert len(coordinator.sent("scale")) == 1, "nothing is undone"
 
 
@@ -336,7 +345,7 @@ async def test_alt_key_closes_a_page_and_sends_no_command(coordinator: Scripted)
         await screen.press("alt+a")
         await screen.shows("bad:judge-1")
         await screen.press("down", "a")
-        await aeventually(lambda: coordinator.sent("acknowledge") == [commands.Acknowledge("bad:judge-1")])
+        await aeventually(lambda: coordinator.sent("acknowledge") == [control_commands.Acknowledge("bad:judge-1")])
 
 
 async def test_alt_key_closes_a_dialog_and_is_the_next_key_or_moves_in_its_text(coordinator: Scripted) -> None:

@@ -293,6 +293,8 @@ async def test_steps_without_metrics_have_no_curves_and_are_listed(coordinator: 
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("8")
         await screen.shows("step 2 ", "t/000002")
+        await screen.press("m")
+        await screen.shows("No step that is shown has a metric.")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
+from agentrl.protocol.control_commands import WaitChain, WaitLink, WhyReport
 from agentrl.protocol.rows import IncidentRow, KnobRow, UnitRow, UnitState
 from agentrl.protocol.specs import Rank
 from tui.model import detail_lines

@@ -20,8 +20,8 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, Screen, opened, populate
 from tests.tui.steward_answers import RECORD, answers
 from tests.waiting import aeventually
-from tui.action_registry import TABLES
 from tui.model import export_formats
+from tui.view_registry import TABLES
 
 TEXT = st.text(alphabet=st.one_of(st.characters(exclude_categories=("Cs",)), st.sampled_from("=+-@\x1b\t\r\n,\"'")))
 OPENS = {
@@ -44,6 +44,8 @@ OPENS = {
     "tools": ("2", "T", "enter"),
     "tool-sessions": ("2", "T", "s"),
     "token-tree": ("7", "end", "enter", "b"),
+    "evaluations": ("8", "V"),
+    "other-models": ("7", "M"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentrl.protocol import data_commands
+from agentrl.protocol import data_changes, data_commands
 from agentrl.protocol.effects import Effect
 from tests.cli.scripted import Scripted
 from tests.tui import steward_answers
@@ -24,10 +24,10 @@ def run(coordinator: Scripted) -> Scripted:
     return coordinator
 
 
-async def sent(run: Scripted) -> data_commands.ForkRecords:
+async def sent(run: Scripted) -> data_changes.ForkRecords:
     await aeventually(lambda: run.sent("fork_records"))
     (args,) = run.sent("fork_records")
-    assert isinstance(args, data_commands.ForkRecords)
+    assert isinstance(args, data_changes.ForkRecords)
     return args
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.protocol import rows
-from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
+from agentrl.protocol.control_commands import WaitChain, WaitLink, WhyReport
 from agentrl.protocol.messages import Wait
 from tests.cli.scripted import Scripted
 from tests.tui import all_screens, fixed_console

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from agentrl.protocol import commands, rows
+from agentrl.protocol import control_commands, rows
 from agentrl.protocol.messages import Device, DeviceUse, HostFacts, ProcessInfo
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
@@ -53,8 +53,8 @@ async def test_keys_drain_remove_and_forget_the_selected_host(coordinator: Scrip
         await screen.press("2", "H")
         await screen.shows("silent")
         await screen.press("home", "d")
-        await aeventually(lambda: coordinator.sent("drain") == [commands.DrainUnits(host="far")])
+        await aeventually(lambda: coordinator.sent("drain") == [control_commands.DrainUnits(host="far")])
         await screen.press("x")
-        await aeventually(lambda: coordinator.sent("remove_host") == [commands.RemoveHost("far")])
+        await aeventually(lambda: coordinator.sent("remove_host") == [control_commands.RemoveHost("far")])
         await screen.press("down", "F")
-        await aeventually(lambda: coordinator.sent("forget_host") == [commands.ForgetHost("near")])
+        await aeventually(lambda: coordinator.sent("forget_host") == [control_commands.ForgetHost("near")])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agentrl.errors import UnavailableError
-from agentrl.protocol import data_commands
+from agentrl.protocol import data_changes, data_commands
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward_answers import RECORD, answers, row, story
@@ -318,12 +318,12 @@ async def test_selected_and_marked_records_are_excluded(coordinator: Scripted) -
         await screen.shows(f"Exclude {RECORD} from training")
         await screen.type("leaked answer")
         await screen.press("enter")
-        wanted = data_commands.ExcludeRecords((RECORD,), note="leaked answer")
+        wanted = data_changes.ExcludeRecords((RECORD,), note="leaked answer")
         await aeventually(lambda: coordinator.sent("exclude_records") == [wanted])
         await screen.press("colon")
         await screen.type(f"records exclude {RECORD} other#r1.s0.a1")
         await screen.press("enter")
-        both = data_commands.ExcludeRecords((RECORD, "other#r1.s0.a1"))
+        both = data_changes.ExcludeRecords((RECORD, "other#r1.s0.a1"))
         await aeventually(lambda: coordinator.sent("exclude_records") == [wanted, both])
         for key, verb in (("r", "requeue"), ("K", "cancel"), ("S", "rescore")):
             await screen.press(key)
@@ -341,7 +341,7 @@ async def test_verdicts_are_one_key_in_the_review_queue(coordinator: Scripted) -
         await screen.shows("it has the score 1 without an answer")
         for key, verdict in (("plus", "good"), ("minus", "bad"), ("D", "golden")):
             await screen.press(key)
-            wanted = data_commands.ReviewRecords((RECORD,), verdict=verdict)  # type: ignore[arg-type]
+            wanted = data_changes.ReviewRecords((RECORD,), verdict=verdict)  # type: ignore[arg-type]
             await aeventually(lambda wanted=wanted: coordinator.sent("review_records")[-1:] == [wanted])  # type: ignore[misc]
         await screen.press("colon")
         await screen.type(f"review mark none {RECORD}")

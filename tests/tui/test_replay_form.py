@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.protocol import data_commands
+from agentrl.protocol import data_changes
 from agentrl.protocol.effects import Effect
 from tests.cli.scripted import Scripted
 from tests.tui import steward_answers
@@ -48,7 +48,7 @@ async def test_form_of_a_replay_checks_its_fields_and_sends_them(run: Scripted) 
         await screen.press("enter")
         await aeventually(lambda: run.sent("replay_calls"))
         (sent,) = run.sent("replay_calls")
-        assert isinstance(sent, data_commands.ReplayCalls)
+        assert isinstance(sent, data_changes.ReplayCalls)
         assert (sent.times, sent.server, sent.allow) == (3, "other", ("shop.order",))
         assert (sent.despite_differences, sent.edit) == (True, {"item": "soap"})
 
@@ -85,6 +85,6 @@ async def test_record_of_a_replay_is_kept_or_excluded_by_a_key(run: Scripted, ke
         await screen.press(key)
         await aeventually(lambda: run.sent(command))
         (sent,) = run.sent(command)
-        assert isinstance(sent, data_commands.KeepReplays | data_commands.ExcludeReplayed)
+        assert isinstance(sent, data_changes.KeepReplays | data_changes.ExcludeReplayed)
         (id,) = sent.ids
         assert "~" in id

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.http.free_ports import free_ports
 from agentrl.protocol import rows
-from agentrl.protocol.commands import Accepted, Restart
+from agentrl.protocol.control_commands import Accepted, Restart
 from agentrl.protocol.data_commands import Page
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.transport.curve_keys import ClientKey, new_keypair

@@ -12,7 +12,7 @@ import pytest
 from textual.widgets import Input
 
 from agentrl.config import paths
-from agentrl.protocol import commands, data_commands
+from agentrl.protocol import control_commands, data_changes
 from agentrl.protocol.data_commands import Page, Story
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import Permission
@@ -43,7 +43,7 @@ def run(coordinator: Scripted) -> Scripted:
     coordinator.answers["list_checkpoints"] = lambda _: Page(CHECKPOINTS)
     coordinator.answers["show_task"] = lambda args: Story({"id": args.id, "query": "what is it"}, ({"id": "r1"},))
     coordinator.answers["show_checkpoint"] = lambda args: Story({"id": args.id, "files": {"a.bin": {"bytes": 9}}})
-    ann = commands.KeyRow("ann", "p" * 40, Permission.VIEWER, 1e9)
+    ann = control_commands.KeyRow("ann", "p" * 40, Permission.VIEWER, 1e9)
     coordinator.answers["list_keys"] = lambda _: [ann]
     return coordinator
 
@@ -62,7 +62,7 @@ async def test_marked_tasks_are_requeued_and_a_file_is_added(run: Scripted) -> N
         await screen.shows("Sample 2 tasks again")
         await screen.type("why")
         await screen.press("enter")
-        wanted = data_commands.RequeueTasks(("shop/train/0/000000", "shop/train/0/000001"), "why")
+        wanted = data_changes.RequeueTasks(("shop/train/0/000000", "shop/train/0/000001"), "why")
         await aeventually(lambda: run.sent("requeue_tasks") == [wanted])
         await screen.press("a")
         await screen.shows("Queue the rows of a file")
@@ -70,7 +70,7 @@ async def test_marked_tasks_are_requeued_and_a_file_is_added(run: Scripted) -> N
         await screen.press("tab")
         await screen.type("x.jsonl")
         await screen.press("enter")
-        await aeventually(lambda: run.sent("add_tasks") == [data_commands.AddTasks("shop", "x.jsonl")])
+        await aeventually(lambda: run.sent("add_tasks") == [data_changes.AddTasks("shop", "x.jsonl")])
         await select(screen, "shop/train/0/000001")
         await screen.press("enter")
         await screen.shows("what is it", "its attempts (1 of 1)")
@@ -83,15 +83,15 @@ async def test_checkpoint_is_pinned_and_unpinned(run: Scripted) -> None:
         await screen.shows("step-9", "◆ pinned")
         await select(screen, "step-6")
         await screen.press("p")
-        await aeventually(lambda: run.sent("pin_checkpoint") == [data_commands.PinCheckpoint("step-6")])
+        await aeventually(lambda: run.sent("pin_checkpoint") == [data_changes.PinCheckpoint("step-6")])
         await screen.press("u")
-        await aeventually(lambda: run.sent("unpin_checkpoint") == [data_commands.UnpinCheckpoint("step-6")])
+        await aeventually(lambda: run.sent("unpin_checkpoint") == [data_changes.UnpinCheckpoint("step-6")])
         await screen.press("enter")
         await screen.shows("a.bin  9 B")
         await screen.press("escape", "colon")
         await screen.type("checkpoints unpin step-9")
         await screen.press("enter")
-        await aeventually(lambda: run.sent("unpin_checkpoint")[1:] == [data_commands.UnpinCheckpoint("step-9")])
+        await aeventually(lambda: run.sent("unpin_checkpoint")[1:] == [data_changes.UnpinCheckpoint("step-9")])
 
 
 async def test_run_goes_back_to_the_selected_checkpoint(run: Scripted) -> None:
@@ -107,7 +107,7 @@ async def test_run_goes_back_to_the_selected_checkpoint(run: Scripted) -> None:
         await screen.press("enter")
         await screen.shows("training goes on from step-6")
         await screen.press("enter")
-        await aeventually(lambda: run.sent("rollback") == [data_commands.RollBack("step-6", "it collapsed")])
+        await aeventually(lambda: run.sent("rollback") == [data_changes.RollBack("step-6", "it collapsed")])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ async def test_key_is_revoked_and_a_new_secret_is_never_shown(
         await screen.press("9", "K")
         await screen.shows("ann", "viewer")
         await screen.press("x")
-        await aeventually(lambda: run.sent("revoke_key") == [commands.RevokeKey("ann")])
+        await aeventually(lambda: run.sent("revoke_key") == [control_commands.RevokeKey("ann")])
         await screen.press("n")
         await screen.type("bob")
         await screen.press("enter")

@@ -12,7 +12,7 @@ from textual import events
 from textual.widgets import Input
 
 from agentrl.errors import RefusedError
-from agentrl.protocol import commands, rows
+from agentrl.protocol import control_commands, rows
 from agentrl.protocol.data_commands import DurationShare, StalenessReport
 from agentrl.protocol.effects import Effect
 from tests.cli.scripted import Scripted
@@ -90,7 +90,7 @@ async def test_mark_previews_another_bound_and_enter_opens_its_question(coordina
         await screen.press("left", "enter")
         await screen.shows("new value", "3 of 15 ready records")
         await screen.press("enter")
-        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 1, 3)])
+        await aeventually(lambda: coordinator.sent("tune") == [control_commands.Tune("bound", 1, 3)])
 
 
 async def test_consent_to_a_tighter_bound_states_what_can_be_undone(
@@ -135,7 +135,7 @@ async def test_fast_typing_into_the_value_field_loses_no_key(coordinator: Script
         await aeventually(lambda: field.has_focus)
         for key in ("backspace", "3", "home", "1", "enter"):
             screen.app.post_message(events.Key(key, key if len(key) == 1 else None))
-        await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 13, 3)])
+        await aeventually(lambda: coordinator.sent("tune") == [control_commands.Tune("bound", 13, 3)])
 
 
 async def test_viewer_gets_the_knob_page_in_place_of_the_form(coordinator: Scripted) -> None:
@@ -179,7 +179,7 @@ async def test_changes_of_a_knob_are_shown_below_the_table_and_on_its_page(coord
         await screen.press("h")
         await screen.shows("pool.work_s: 0 -> 1", "changes, the newest first")
         await screen.press("U")
-        await aeventually(lambda: coordinator.sent("undo_tune") == [commands.UndoTune("pool.work_s", 4)])
+        await aeventually(lambda: coordinator.sent("undo_tune") == [control_commands.UndoTune("pool.work_s", 4)])
 
 
 async def test_value_of_an_ended_owner_is_not_shown_as_pending(coordinator: Scripted) -> None:

@@ -152,6 +152,19 @@ async def test_key_that_needs_no_rows_acts_at_once_and_drops_those_that_wait(coo
         assert isinstance(screen.app.view, Records)
 
 
+async def test_keys_for_a_dialog_wait_for_the_key_that_opens_it(coordinator: Scripted) -> None:
+    trained(coordinator)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        coordinator.hold("list_steps")
+        send(screen, "8")
+        await aeventually(lambda: coordinator.waiting("list_steps") and screen.app.view.ready, what="the query")
+        # The second letter turns the order of a list where no dialog is open, and needs no rows for it.
+        send(screen, "m l o s s enter")
+        await aeventually(lambda: screen.app._waiting, what="keys that wait")
+        coordinator.let_go("list_steps")
+        await aeventually(lambda: screen.text.find("reward_mean") > screen.text.find("loss 0.025") > 0)
+
+
 async def test_command_before_the_rows_is_refused_and_does_not_wait(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)

@@ -12,12 +12,16 @@ import pytest
 
 from agentrl.errors import ConfigError, ProtocolError
 from agentrl.http.http_client import CannotConnectError, HttpClient
-from agentrl.http.run_hosts import NoWayError, known_as
+from agentrl.http.run_hosts import NoWayError, Way, known_as
 from agentrl.tunnels.authority import FILE, Authority
+from agentrl.tunnels.ends import BUFFER_BYTES, End
 from agentrl.tunnels.tunnel import forward_path
 from tests.tunnels.hosts import Hosts
+from tests.waiting import aeventually
 
 SIZE = 3 << 20
+LARGE = 64 << 20
+"""More than the sockets on the way hold."""
 
 
 @pytest.fixture
@@ -50,6 +54,35 @@ async def test_bytes_pass_in_both_directions(hosts: Hosts) -> None:
         await back_and_forth(await hosts.way(here).open(there, port))
 
 
+async def test_slow_reader_gets_all_and_the_tunnels_keep_a_buffer_at_most(hosts: Hosts) -> None:
+    got, kept = bytearray(), 0
+
+    async def ends() -> list[End]:
+        return [end for tunnel in hosts.tunnels.values() for end in tunnel.ends]
+
+    async def all_wait() -> bool:
+        return sum(end.waits for end in await ends()) >= 2
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal kept
+        await aeventually(all_wait, what="both tunnels to read no more")
+        kept = max(end.kept_bytes for end in await ends())
+        while piece := await reader.read(1 << 20):
+            got.extend(piece)
+        writer.close()
+
+    port = await hosts.serve(serve)
+    hosts.open_ports.add(port)
+    end = await hosts.way("a").open("B.example", port)
+    sent = bytes(range(256)) * (LARGE // 256)
+    await asyncio.get_running_loop().sock_sendall(end, sent)
+    end.close()
+    await asyncio.gather(*hosts.calls)
+    assert got == sent
+    # A buffer that is full takes what was read before it said so.
+    assert 0 < kept <= 3 * BUFFER_BYTES
+
+
 async def test_forward_leads_to_one_port(hosts: Hosts) -> None:
     port = await hosts.echo()
     await hosts.tunnels["a"].forward("mongo", "B.example", port)
@@ -76,6 +109,11 @@ async def test_http_calls_reach_a_host_by_its_name(hosts: Hosts) -> None:
             async with client.ask("GET", "/"):
                 pass
         hosts.open_ports.add(port)
+        async with client.ask("GET", "/") as reply:
+            assert await reply.read() == b"ok"
+        await client.close()
+        # A caller on that host needs no tunnel.
+        client = HttpClient(f"http://B.example:{port}", {}, way=Way(Path("/no/tunnel"), "B.example"))
         async with client.ask("GET", "/") as reply:
             assert await reply.read() == b"ok"
     finally:

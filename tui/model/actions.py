@@ -54,6 +54,13 @@ class Action:
     """True if it changes the run through the command line, so that no coordinator can refuse it."""
 
     @property
+    def overtakes(self) -> bool:
+        """Whether its key acts at once and drops keys that wait: one that means the same in every view, or a command,
+        which is refused before it acts on rows that nobody saw.
+        """
+        return not self.needs_rows and (EVERYWHERE in self.where or bool(self.command))
+
+    @property
     def changes_the_run(self) -> bool:
         """Whether the action or the undo that it carries out changes something."""
         return bool(self.command) or self.shells or self.id == UNDO

@@ -38,6 +38,8 @@ _VIEWS = {
     "steps": "training",
     "runs": "runs",
     "accounting": "accounting",
+    "eval": "evaluations",
+    "models": "other-models",
 }
 VERBS = (
     *_VIEWS,

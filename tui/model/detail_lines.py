@@ -16,7 +16,7 @@ from agentrl.formatting.row_text import (
     state_since,
     takes_effect,
 )
-from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.control_commands import WhyReport
 from agentrl.protocol.knob import plain_value
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, BottleneckRow, IncidentRow, KnobRow, OperationRow, UnitRow

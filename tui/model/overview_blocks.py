@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from agentrl.formatting.amounts import age
 from agentrl.formatting.row_text import consequences_text, event_text, happened_at, knob_change
 from agentrl.formatting.wait_chain_text import worth_showing
-from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.control_commands import WhyReport
 from agentrl.protocol.rows import (
     AlertRow,
     AlertState,

@@ -29,54 +29,21 @@ _STATES = {"serving": UnitState.READY, "starting": UnitState.STARTING, "down": U
 def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
     """Columns of units, with curves of what this console has sampled. 80 columns have room for the lowest ranks, deaths
     among them."""
-
-    def cpu_trend(row: UnitRow, now: float) -> Span:
-        seen = mirror.trends.get(row.unit)
-        return Span(trend(seen.cpu, 10, low=0.0, high=max(100.0, *seen.cpu)) if seen and seen.cpu else "", Tone.DIM)
-
-    def memory_trend(row: UnitRow, now: float) -> Span:
-        seen = mirror.trends.get(row.unit)
-        values = row.rss_over_time or (seen.memory if seen else ())
-        return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
-
-    def host(row: UnitRow, now: float) -> Span:
-        """The host, if the run has several. With one host, the line of hosts names it and the status gets its width."""
-        return span(row.host if len(mirror.hosts) > 1 else "")
-
-    def use_of(row: UnitRow) -> float | None:
-        bottleneck = mirror.get("pulse")
-        return bottleneck.units.get(row.unit) if isinstance(bottleneck, BottleneckRow) else None
-
-    def busy(row: UnitRow, now: float) -> Span:
-        use = use_of(row)
-        return Span("" if use is None else f"{use:.0%}")
-
-    def by_use(row: UnitRow) -> float:
-        use = use_of(row)
-        return -1.0 if use is None else use
-
-    def by_name(row: UnitRow) -> tuple[str, int, str, str]:
-        unit, _, part = row.unit.partition(PART)
-        return (row.group, *slot_order(unit), part)
-
-    def name(row: UnitRow, now: float) -> Span:
-        _, is_part, part = row.unit.partition(PART)
-        return Span(f"└ {part}", Tone.PLAIN) if is_part else span(row.unit, Tone.STRONG)
-
+    seen = _Seen(mirror)
     return (
-        Column("unit", "UNIT", 12, name, by_name),
+        Column("unit", "UNIT", 12, _name, _by_name),
         Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
         Column(
             "since", "FOR", 5, lambda row, now: span(cell_text.ago(state_since(row), now)), _negative_since, True, 2
         ),
-        Column("host", "HOST", 12, host, lambda row: row.host, rank=8, optional=True),
+        Column("host", "HOST", 12, seen.host, lambda row: row.host, rank=8, optional=True),
         Column("pid", "PID", 8, lambda row, now: span(row.pid or ""), lambda row: row.pid, True, 10),
         Column("life", "LIFE", 4, lambda row, now: span(row.incarnation or ""), lambda row: row.incarnation, True, 5),
         Column("died", "DIED", 4, _died, lambda row: row.restarts, True, 1),
         Column("cpu", "CPU", 5, _cpu, lambda row: row.cpu_percent, True, 4),
-        Column("cpu-trend", "", 10, cpu_trend, lambda row: row.cpu_percent, rank=7),
+        Column("cpu-trend", "", 10, seen.cpu_trend, lambda row: row.cpu_percent, rank=7),
         Column("memory", "MEM", 5, _memory, lambda row: row.rss_bytes, True, 3),
-        Column("memory-trend", "", 10, memory_trend, lambda row: row.rss_slope_bytes_per_h, rank=9),
+        Column("memory-trend", "", 10, seen.memory_trend, lambda row: row.rss_slope_bytes_per_h, rank=9),
         Column(
             "weights",
             "WTS",
@@ -87,9 +54,41 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
             6,
             optional=True,
         ),
-        Column("busy", "BUSY", 5, busy, by_use, True, 6, optional=True),
+        Column("busy", "BUSY", 5, seen.busy, seen.by_use, True, 6, optional=True),
         Column("what", "WHAT", 24, _what, lambda row: row.status or row.reason, stretches=True),
     )
+
+
+class _Seen:
+    """Cells that show more than the row of a unit: what this console knows of the run and has sampled."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+
+    def cpu_trend(self, row: UnitRow, now: float) -> Span:
+        seen = self._mirror.trends.get(row.unit)
+        return Span(trend(seen.cpu, 10, low=0.0, high=max(100.0, *seen.cpu)) if seen and seen.cpu else "", Tone.DIM)
+
+    def memory_trend(self, row: UnitRow, now: float) -> Span:
+        seen = self._mirror.trends.get(row.unit)
+        values = row.rss_over_time or (seen.memory if seen else ())
+        return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
+
+    def host(self, row: UnitRow, now: float) -> Span:
+        """The host, if the run has several. With one host, the line of hosts names it and the status gets its width."""
+        return span(row.host if len(self._mirror.hosts) > 1 else "")
+
+    def busy(self, row: UnitRow, now: float) -> Span:
+        use = self._use(row)
+        return Span("" if use is None else f"{use:.0%}")
+
+    def by_use(self, row: UnitRow) -> float:
+        use = self._use(row)
+        return -1.0 if use is None else use
+
+    def _use(self, row: UnitRow) -> float | None:
+        bottleneck = self._mirror.get("pulse")
+        return bottleneck.units.get(row.unit) if isinstance(bottleneck, BottleneckRow) else None
 
 
 def parts(row: UnitRow) -> dict[str, UnitRow]:
@@ -107,6 +106,16 @@ def parts(row: UnitRow) -> dict[str, UnitRow]:
         )
         for part in row.parts
     }
+
+
+def _by_name(row: UnitRow) -> tuple[str, int, str, str]:
+    unit, _, part = row.unit.partition(PART)
+    return (row.group, *slot_order(unit), part)
+
+
+def _name(row: UnitRow, now: float) -> Span:
+    _, is_part, part = row.unit.partition(PART)
+    return Span(f"└ {part}", Tone.PLAIN) if is_part else span(row.unit, Tone.STRONG)
 
 
 def _negative_since(row: UnitRow) -> float:

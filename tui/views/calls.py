@@ -13,7 +13,13 @@ from typing import Any, cast
 from textual.app import ComposeResult
 
 from agentrl.client import Client
-from agentrl.protocol.data_commands import MALFORMED, VARIES, CallStory, ListCalls, ToolErrorGroup
+from agentrl.protocol.data_commands import (
+    MALFORMED,
+    VARIES,
+    CallStory,
+    ListCalls,
+    ToolErrorGroup,
+)
 from tui.model import call_lines, data_tables
 from tui.model.styled_text import Line
 from tui.model.table import Column

@@ -307,13 +307,17 @@ class QueryPage(DetailPage):
 
     async def _ask(self) -> None:
         try:
-            self._answer = await self.ask(await self.actions.connection.to_ask())
+            self._answer = await self.answered()
             self._answered_at = self.actions.clock()
         except AgentrlError as error:
             self._reason = str(error)
             if self._answer is not None:
                 self.actions.say(self._reason, Tone.WARN)
         self.repaint()
+
+    async def answered(self) -> Any:
+        """The present answer."""
+        return await self.ask(await self.actions.connection.to_ask())
 
     async def ask(self, client: Client) -> Any:
         raise NotImplementedError

@@ -14,9 +14,10 @@ from typing import Any, cast
 from agentrl.client import Client
 from agentrl.formatting import account_lines
 from agentrl.formatting.amounts import counted, moment, size
-from agentrl.protocol.commands import KeyRow
+from agentrl.protocol.control_commands import KeyRow
 from agentrl.protocol.data_commands import AccountReport, ListRows, Story
 from tui.dialogs.form import Field, Form, Question, Values
+from tui.dialogs.rollback_form import ask_rollback
 from tui.model import cell_text, pending_commands
 from tui.model.curves import seconds
 from tui.model.data_tables import Row, doing
@@ -185,21 +186,8 @@ class Checkpoints(Stored):
 
     def do_checkpoint_rollback(self) -> None:
         """Go on from the selected checkpoint."""
-        row = self.selected()
-        if row is None:
-            return
-        target = str(row["id"])
-
-        def then(values: Values | None) -> None:
-            if values is not None:
-                self.perform(pending_commands.rollback(target, values[0].strip()))
-
-        def wrong(values: Values) -> str:
-            return "" if values[0].strip() else "A rollback needs a reason."
-
-        reason = Field("reason", hint="why; the audit keeps it")
-        question = Question(f"Go back to {target}", (), (reason,), "preview it", check=wrong)
-        self.app.push_screen(Form(question), then)
+        if (row := self.selected()) is not None:
+            ask_rollback(self.app, str(row["id"]), self.perform)
 
     def open_row(self, row: Any) -> None:
         self.actions.navigation.open_page(CheckpointPage(str(row["id"])))

@@ -248,8 +248,10 @@ class Training(QueryTable):
                 self._top = 0
                 self.repaint()
 
-        choices = [Choice(name, name) for name in self._metrics()]
-        self.app.push_screen(Palette(choices, hint="which metric is drawn first"), then)
+        if choices := [Choice(name, name) for name in self._metrics()]:
+            self.app.push_screen(Palette(choices, hint="which metric is drawn first"), then)
+        else:
+            self.actions.say("No step that is shown has a metric.")
 
     def do_curves_next(self) -> None:
         self._top += 1

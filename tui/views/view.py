@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast
 from textual import events
 from textual.containers import Vertical
 
-from agentrl.protocol.commands import WhyReport
+from agentrl.protocol.control_commands import WhyReport
 from agentrl.protocol.rows import AnyRow
 from tui.cli_runner import CliRunner
 from tui.command_runner import CommandRunner

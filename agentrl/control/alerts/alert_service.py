@@ -26,8 +26,8 @@ from agentrl.control.persistence.stored_values import StoredValues
 from agentrl.control.state.operations import Goal, Operation
 from agentrl.control.state.unit_metrics import MemoryWatch
 from agentrl.errors import UsageError
-from agentrl.protocol import commands
-from agentrl.protocol.commands import WaitChain
+from agentrl.protocol import control_commands
+from agentrl.protocol.control_commands import WaitChain
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
@@ -177,23 +177,23 @@ class AlertService:
     def rows(self, all: bool) -> list[AlertRow]:
         return self._engine.rows(all=all)
 
-    def preview_acknowledge(self, args: commands.Acknowledge) -> Effect:
+    def preview_acknowledge(self, args: control_commands.Acknowledge) -> Effect:
         row = self._engine.to_acknowledge(args.id)
         return Effect(changes=(f"{args.id} is acknowledged",) if row.state is AlertState.FIRING else ())
 
-    def acknowledge(self, operation: Operation, args: commands.Acknowledge) -> dict[str, Goal]:
+    def acknowledge(self, operation: Operation, args: control_commands.Acknowledge) -> dict[str, Goal]:
         row = self._engine.acknowledge(args.id, operation.who)
         self._publish(row, moved=True)
         return {}
 
-    def preview_silence(self, args: commands.Silence) -> Effect:
+    def preview_silence(self, args: control_commands.Silence) -> Effect:
         if not 0 <= args.for_s <= 30 * 86_400:
             raise UsageError(f"A silence lasts between 0 s (ends it) and 30 days, not {args.for_s:g} s.")
         self._engine.to_silence(args.id)
         change = f"{args.id} is silenced for {args.for_s:g} s" if args.for_s else f"{args.id} is notified again"
         return Effect(changes=(change,))
 
-    def silence(self, operation: Operation, args: commands.Silence) -> dict[str, Goal]:
+    def silence(self, operation: Operation, args: control_commands.Silence) -> dict[str, Goal]:
         now = self._context.clock.now()
         for row in self._engine.silence(args.id, args.for_s, who=operation.who, why=args.why, at=now):
             self._publish(row, moved=True)
@@ -201,10 +201,10 @@ class AlertService:
         self._context.executor.put("silence", args.id, encode(stored) if stored else None)
         return {}
 
-    def preview_test(self, args: commands.SendTestAlert) -> Effect:
+    def preview_test(self, args: control_commands.SendTestAlert) -> Effect:
         return Effect(changes=("a test notification is sent to every sink",))
 
-    def test(self, operation: Operation, args: commands.SendTestAlert) -> None:
+    def test(self, operation: Operation, args: control_commands.SendTestAlert) -> None:
         operation.by_itself = True
         task = asyncio.create_task(self._test(operation), name="test alert")
         self._tests.add(task)

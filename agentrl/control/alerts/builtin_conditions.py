@@ -19,7 +19,7 @@ from agentrl.formatting.amounts import age, counted, size
 from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.formatting.sentences import ended
 from agentrl.host.repeated_errors import FORGOTTEN_S
-from agentrl.protocol.commands import WaitChain
+from agentrl.protocol.control_commands import WaitChain
 from agentrl.protocol.messages import RepeatedError, UnitPart
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
 from agentrl.telemetry import learning_metrics as of

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from agentrl.control.alerts import builtin_conditions as functions
+from agentrl.control.alerts import reward_conditions
 from agentrl.control.alerts.builtin_conditions import end_evidence, reason, units_at_work
 from agentrl.control.alerts.rule_types import Condition, Measured, OutOfBand, Rule, RunSnapshot, Threshold, trainers
 from agentrl.formatting.amounts import counted, size
@@ -34,7 +35,7 @@ def default_rules(disable: Iterable[str] = (), *, memory_window_s: float = 3600.
     """All built-in rules except the disabled ones, in the order of `BUILT_IN_RULES` of the configuration."""
     # Half a window (half an hour): for some minutes the end of a warm-up looks like a leak.
     memory = Condition("unit-memory-grows", functions.memory_grows, hold_s=memory_window_s / 2)
-    rules = (*UNIT_RULES, memory, *HOST_RULES, *RUN_RULES, *DATA_RULES, *LEARNING_RULES)
+    rules = (*UNIT_RULES, memory, *HOST_RULES, *RUN_RULES, *DATA_RULES, *LEARNING_RULES, *REWARD_RULES)
     return [rule for rule in rules if rule.name not in set(disable)]
 
 
@@ -389,4 +390,14 @@ LEARNING_RULES = (
         (of.INFRASTRUCTURE,),
         severity=Severity.PAGE,
     ),
+)
+
+# ---- signs that the reward is exploited: the steward measures them ----
+
+REWARD_RULES = (
+    Condition("reward-by-length", reward_conditions.longer_is_better),
+    Condition("answers-repeat", reward_conditions.answers_repeat),
+    Condition("groups-repeat", reward_conditions.groups_repeat),
+    Condition("judge-votes-split", reward_conditions.votes_split),
+    Condition("reward-watcher-falls", reward_conditions.watcher_falls),
 )

@@ -19,7 +19,7 @@ from agentrl.config import alerts
 from agentrl.control.state.knob_registry import KnobChange
 from agentrl.control.state.progress import StandingStill
 from agentrl.control.state.unit_metrics import MetricStore
-from agentrl.protocol.commands import WaitChain
+from agentrl.protocol.control_commands import WaitChain
 from agentrl.protocol.rows import HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry.control_plane_metrics import METRICS, UNIT_METRICS, Metric
 

@@ -26,7 +26,7 @@ from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.control.state.knob_registry import KnobChange
 from agentrl.control.state.operations import Goal, Operation
 from agentrl.errors import ConfigError, ConflictError, DiskError
-from agentrl.protocol import commands, messages
+from agentrl.protocol import control_commands, messages
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.wire import decode_as
@@ -56,7 +56,7 @@ class ActiveConfig:
 
     # ---- configuration ----
 
-    def config_of(self, args: commands.Apply) -> RunConfig:
+    def config_of(self, args: control_commands.Apply) -> RunConfig:
         """The configuration in a command, validated again, because the caller may be older or hostile."""
         config = config_from_plain(
             {key: decode_as(object, value) for key, value in args.config.items()}, where=args.source
@@ -79,7 +79,7 @@ class ActiveConfig:
             )
         return config
 
-    def adopt(self, config: RunConfig, args: commands.Apply, who: str) -> None:
+    def adopt(self, config: RunConfig, args: control_commands.Apply, who: str) -> None:
         """Bring this configuration into force."""
         self.stored = StoredConfig(config_to_plain(config), args.source, args.given)
         self._context.executor.put("config", "", msgspec.msgpack.encode(self.stored))

@@ -21,7 +21,7 @@ from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError
-from agentrl.protocol import commands, messages
+from agentrl.protocol import control_commands, messages
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState
 
@@ -35,7 +35,7 @@ class Stacks:
         self._asks = asks
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def prepare(self, args: commands.CollectStacks) -> Prepared:
+    def prepare(self, args: control_commands.CollectStacks) -> Prepared:
         units = self._units(args)
         effect = Effect(changes=(f"the stacks of {', '.join(units) or 'all units'} go into one file",))
 
@@ -48,7 +48,7 @@ class Stacks:
 
         return Prepared(effect, execute)
 
-    def _units(self, args: commands.CollectStacks) -> tuple[str, ...]:
+    def _units(self, args: control_commands.CollectStacks) -> tuple[str, ...]:
         """Resolves units, groups and incarnations (`web-0.7`) to units. Raises UnknownNameError or ConflictError."""
         state, found = self._context.state, dict[str, None]()
         for name in args.units:

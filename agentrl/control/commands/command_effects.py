@@ -15,7 +15,7 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
 from agentrl.formatting.amounts import utc
 from agentrl.formatting.names import nearest
-from agentrl.protocol import commands, rows
+from agentrl.protocol import control_commands, rows
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.specs import Role, split_unit
 from agentrl.supervision.gangs import members_with
@@ -79,7 +79,7 @@ def _refuse_left_alone(state: State, group: str) -> None:
         )
 
 
-def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[Effect, int]:
+def of_scale(state: State, args: control_commands.Scale, idle: frozenset[str]) -> tuple[Effect, int]:
     """The effect, and the absolute count."""
     group = state.groups.get(args.group)
     if group is None or group.removed:
@@ -103,7 +103,7 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
     return Effect(starts=(*staying, *coming), drains=(*staying, *going)), count
 
 
-def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by: Operation | None) -> None:
+def refuse_unseen_count(group: GroupState, args: control_commands.Scale, count: int, by: Operation | None) -> None:
     """Raise if the desired count has changed since the caller saw it, unless it equals the new count already."""
     present = group.spec.count
     if args.seen in (None, present) or count == present:
@@ -116,7 +116,7 @@ def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by:
     )
 
 
-def of_drain(state: State, args: commands.DrainUnits) -> Effect:
+def of_drain(state: State, args: control_commands.DrainUnits) -> Effect:
     if args.host:
         if args.host not in state.hosts:
             raise unknown("host", args.host, state.hosts)
@@ -129,7 +129,7 @@ def of_drain(state: State, args: commands.DrainUnits) -> Effect:
     return Effect(drains=tuple(s.unit for s in members_with(state, slot) if s.state in WITH_PROCESS))
 
 
-def of_stop(state: State, args: commands.Stop) -> Effect:
+def of_stop(state: State, args: control_commands.Stop) -> Effect:
     slot = present(state, args.unit, args.incarnation)
     alive = tuple(s.unit for s in members_with(state, slot) if not s.tree_gone)
     if not alive:
@@ -137,7 +137,7 @@ def of_stop(state: State, args: commands.Stop) -> Effect:
     return Effect(kills=alive) if args.now else Effect(drains=alive)
 
 
-def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str, ...]]:
+def of_restart(state: State, args: control_commands.Restart) -> tuple[Effect, tuple[str, ...]]:
     """The effect, and the units that restart."""
     units = targets(state, args.target)
     for group in dict.fromkeys(state.slots[unit].group for unit in units):
@@ -151,7 +151,7 @@ def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str,
     return Effect(starts=units, drains=drains, kills=kills), units
 
 
-def of_down(state: State, args: commands.Down) -> Effect:
+def of_down(state: State, args: control_commands.Down) -> Effect:
     if args.unless_up and state.run.up:
         raise ConflictError("The run is up.", hint="agentrl down ends it.")
     alive = tuple(s.unit for s in state.slots.values() if not s.tree_gone)
@@ -168,7 +168,7 @@ def of_pause(state: State, target: str, paused: bool) -> Effect:
     return Effect(changes=() if slot.paused is paused else (f"{slot.unit} is to {word}",))
 
 
-def of_force(state: State, args: commands.ForceStopped) -> Effect:
+def of_force(state: State, args: control_commands.ForceStopped) -> Effect:
     slot = present(state, args.unit, args.incarnation)
     if slot.tree_gone or not state.is_out_of_reach(slot):
         raise RefusedError(

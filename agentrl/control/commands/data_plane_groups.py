@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 
 from agentrl.config.hosts import hosts_that_run, need_tunnels, private_addresses
+from agentrl.config.other_models import LIVE_SECTIONS
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import variable_of
 from agentrl.config.serialization import config_to_plain
@@ -44,7 +45,7 @@ _OF_GROUPS = tuple(
 READ_ONLY = ("--read-only",)
 
 _READS: dict[Role, tuple[str, ...]] = {
-    Role.STEWARD: ("mongo", "environments", "sampling", "rollout", "training", "evaluation", "retention"),
+    Role.STEWARD: ("mongo", "environments", "curriculum", "sampling", "rollout", "training", "evaluation", "retention"),
     Role.TOOLBOX: ("mongo", "tools", "outside"),
     Role.ENGINE: ("mongo", "model", "engines"),
     Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling", *_OF_GROUPS),
@@ -117,6 +118,9 @@ def _inherited(role: Role, config: RunConfig, plain: dict[str, object]) -> dict[
     """The variables that the run file names: in `inherit`, and in the sections that the role reads. The coordinator
     reads that of the database, and hands the URL to each host in a file."""
     sections = [section for section in _reads(role, config) if section != "mongo"]
+    if role is Role.SAMPLER:
+        # Their digest is left out, since samplers read them again. A variable must be there when a process begins.
+        sections += LIVE_SECTIONS
     named = {variable_of(text) for section in sections for text in _texts(_at(plain, section))} - {""}
     return {name: f"env:{name}" for name in sorted({*config.inherit, *named})}
 
@@ -130,13 +134,15 @@ def _texts(plain: object) -> Iterator[str]:
 
 
 def _gpus(role: Role, config: RunConfig) -> int | float:
-    of_server = gpus_of(config.engines.kind, config.engines.args)
+    engines = config.engines
+    of_server = gpus_of(engines.kind, engines.args)
+    of_engine = engines.gpus if engines.gpus is not None and (of_server or engines.kind == "embedded") else of_server
     if role is Role.ENGINE:
-        return of_server if config.engines.gpus is None or not of_server else config.engines.gpus
+        return of_engine
     if role is Role.TRAINER:
         # A run whose engines compute on GPUs has a model that no processor trains.
         if config.training.gpus is None:
-            return 1 if of_server else 0
+            return 1 if of_engine else 0
         ranks = config.training.parallel.ranks
         return config.training.gpus if ranks == 1 else int(config.training.gpus) // ranks
     return 0

@@ -17,11 +17,12 @@ from agentrl.config.show import changes
 from agentrl.control.commands import command_effects
 from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.group_specs import specs_of
+from agentrl.control.commands.past_batches_effect import not_counted
 from agentrl.control.commands.prepared import Goals, Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.state.operations import Goal, Operation, Want
 from agentrl.errors import ConflictError
-from agentrl.protocol import commands
+from agentrl.protocol import control_commands
 from agentrl.protocol.effects import Effect
 from agentrl.supervision import events
 from agentrl.supervision.transitions import MAY_STAY
@@ -59,7 +60,7 @@ class DesiredState:
 
     # ---- up and down ----
 
-    def _apply(self, args: commands.Apply) -> Prepared:
+    def _apply(self, args: control_commands.Apply) -> Prepared:
         context, run = self._context, self._context.state.run
         if context.ending:
             raise ConflictError(
@@ -74,6 +75,7 @@ class DesiredState:
         only_read = run.up and run.reading and not args.reading
         effect = command_effects.of_plan(plan, changed, reading=args.reading, only_read=only_read)
         if not args.reading:
+            effect = msgspec.structs.replace(effect, notes=(*effect.notes, *not_counted(changed)))
             absent = {name: host for name, host in config.all_hosts.items() if not context.is_connected(name)}
             effect = msgspec.structs.replace(effect, notes=(*effect.notes, *starts(config.placement, absent)))
         before = {unit: slot.incarnation for unit, slot in context.state.slots.items()}
@@ -91,7 +93,7 @@ class DesiredState:
 
         return Prepared(effect, execute, command_effects.revisions_of(context.state, effect))
 
-    def _down(self, args: commands.Down) -> Prepared:
+    def _down(self, args: control_commands.Down) -> Prepared:
         def event(operation: Operation) -> events.Event:
             operation.by_itself = True
             self._supersede("apply", operation, "took the run down")
@@ -104,7 +106,7 @@ class DesiredState:
 
     # ---- units ----
 
-    def _scale(self, args: commands.Scale) -> Prepared:
+    def _scale(self, args: control_commands.Scale) -> Prepared:
         context, slots = self._context, self._context.state.slots
         idle = context.observed.idle(args.group)
         effect, count = command_effects.of_scale(context.state, args, idle)
@@ -117,7 +119,7 @@ class DesiredState:
             goals | self._ended(unit for unit in effect.drains if unit not in effect.starts),
         )
 
-    def _drain(self, args: commands.DrainUnits) -> Prepared:
+    def _drain(self, args: control_commands.DrainUnits) -> Prepared:
         effect = command_effects.of_drain(self._context.state, args)
         if args.host:
             return self._prepared(
@@ -135,7 +137,7 @@ class DesiredState:
             self._ended((args.unit, *effect.drains)),
         )
 
-    def _restart(self, args: commands.Restart) -> Prepared:
+    def _restart(self, args: control_commands.Restart) -> Prepared:
         effect, units = command_effects.of_restart(self._context.state, args)
         slots = self._context.state.slots
         return self._prepared(
@@ -144,7 +146,7 @@ class DesiredState:
             {unit: Goal(Want.UP, slots[unit].incarnation) for unit in units},
         )
 
-    def _stop(self, args: commands.Stop) -> Prepared:
+    def _stop(self, args: control_commands.Stop) -> Prepared:
         effect = command_effects.of_stop(self._context.state, args)
         return self._prepared(
             effect,
@@ -154,13 +156,13 @@ class DesiredState:
             self._ended((args.unit, *effect.drains, *effect.kills)),
         )
 
-    def _pause(self, args: commands.Pause | commands.Resume, *, paused: bool) -> Prepared:
+    def _pause(self, args: control_commands.Pause | control_commands.Resume, *, paused: bool) -> Prepared:
         return self._prepared(
             command_effects.of_pause(self._context.state, args.target, paused),
             lambda operation: events.Paused(target=args.target, paused=paused, by=operation.id),
         )
 
-    def _force_stopped(self, args: commands.ForceStopped) -> Prepared:
+    def _force_stopped(self, args: control_commands.ForceStopped) -> Prepared:
         return self._prepared(
             command_effects.of_force(self._context.state, args),
             lambda operation: events.DeathVouched(unit=args.unit, incarnation=args.incarnation, by=operation.id),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from agentrl.control.commands.prepared import Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.state.operations import Operation
-from agentrl.protocol import commands
+from agentrl.protocol import control_commands
 from agentrl.protocol.effects import Effect
 
 
@@ -22,7 +22,7 @@ class KeyCommands:
         self._rebind = rebind
         self.table: dict[str, Prepare] = {"add_key": self._add, "revoke_key": self._revoke}
 
-    def _add(self, args: commands.AddKey) -> Prepared:
+    def _add(self, args: control_commands.AddKey) -> Prepared:
         keyring = self._context.keyring
         known = keyring.check(args.name, args.public, args.permission)
 
@@ -32,7 +32,7 @@ class KeyCommands:
         change = f"the key {args.name} may act as {args.permission}"
         return Prepared(Effect() if known else Effect(changes=(change,)), execute)
 
-    def _revoke(self, args: commands.RevokeKey) -> Prepared:
+    def _revoke(self, args: control_commands.RevokeKey) -> Prepared:
         keyring = self._context.keyring
         revoked = keyring.find(args.name).revoked_at
 

@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from agentrl.control.commands.active_config import ActiveConfig
@@ -14,7 +14,8 @@ from agentrl.control.commands.prepared import Goals, Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
-from agentrl.protocol.commands import CommandSpec, Tune, UndoTune
+from agentrl.protocol.commands import CommandSpec
+from agentrl.protocol.control_commands import Tune, UndoTune
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import KnobPreviewed, Request
@@ -23,8 +24,8 @@ from agentrl.protocol.rows import UnitState
 Change = Tune | UndoTune
 
 
-class PreviewRecords(Protocol):
-    """Adds to the effect of a knob what happens to records that are ready; `taken` if a trainer takes them now."""
+class CountedPreview(Protocol):
+    """Adds to the effect of a knob what the steward counts; `taken` if a unit of its group takes the value now."""
 
     def __call__(self, name: str, value: KnobValue, effect: Effect, *, taken: bool) -> Awaitable[Effect]: ...
 
@@ -33,12 +34,12 @@ class Tuning:
     """`tune` and `undo_tune`."""
 
     def __init__(
-        self, context: Context, settings: ActiveConfig, asks: PendingRequests, records: PreviewRecords
+        self, context: Context, settings: ActiveConfig, asks: PendingRequests, counted: Sequence[CountedPreview]
     ) -> None:
         self._context = context
         self._settings = settings
         self._asks = asks
-        self._records = records
+        self._counted = counted
         self.table: dict[str, Prepare] = {"tune": self._prepare, "undo_tune": self._prepare}
 
     async def ask_owner(self, spec: CommandSpec, request: Request, args: Change, who: str) -> Prepared:
@@ -47,8 +48,8 @@ class Tuning:
         name, value = args.name, self._value(args)
         answer = await self._owner_preview(name, value)
         effect = self._effect(name, value, answer)
-        if not effect.empty:
-            effect = await self._records(name, value, effect, taken=answer is not None)
+        for add in self._counted if not effect.empty else ():
+            effect = await add(name, value, effect, taken=answer is not None)
         return self._prepare(args, effect, preview=request.dry_run)
 
     def _prepare(self, args: Change, effect: Effect | None = None, *, preview: bool = False) -> Prepared:

@@ -18,8 +18,8 @@ from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.persistence.journal import Journal, JournalEvent
 from agentrl.control.state.knob_registry import KnobChange
 from agentrl.errors import UnknownNameError
-from agentrl.protocol import commands, messages
-from agentrl.protocol.commands import LearningReport, StatusReport, WaitChain, WhyReport
+from agentrl.protocol import control_commands, messages
+from agentrl.protocol.control_commands import LearningReport, StatusReport, WaitChain, WhyReport
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, GroupRow, HostRow, KnobRow, OperationRow, RunRow, UnitRow
 from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import decode_row, raw
@@ -57,7 +57,7 @@ class Queries:
             "list_keys": lambda args: context.keyring.rows(),
         }
 
-    def _status(self, args: commands.Status) -> StatusReport:
+    def _status(self, args: control_commands.Status) -> StatusReport:
         report = self._report()
         config = self._context.config
         tensorboard = config is None or config.training.curves.tensorboard
@@ -88,7 +88,7 @@ class Queries:
         facts = context.observed.wait_facts(context.clock.now(), context.supervisor.paused)
         return explain(facts, context.supervisor.times.no_progress_s)
 
-    def _operation(self, args: commands.ShowOperation) -> OperationRow:
+    def _operation(self, args: control_commands.ShowOperation) -> OperationRow:
         operation = self._context.operations.get(args.id)
         if operation is not None:
             return operation.row()
@@ -99,11 +99,11 @@ class Queries:
         assert isinstance(row, OperationRow)
         return row
 
-    def _events(self, args: commands.Events) -> list[AnyRow]:
+    def _events(self, args: control_commands.Events) -> list[AnyRow]:
         self._context.executor.flush()
         return happenings(self._context.journal, args)
 
-    async def _logs(self, args: commands.ReadLogs) -> messages.LogChunk:
+    async def _logs(self, args: control_commands.ReadLogs) -> messages.LogChunk:
         slot = command_effects.present(self._context.state, args.unit, 0)
         incarnation = args.incarnation if args.incarnation > 0 else slot.incarnation + args.incarnation
         if not 1 <= incarnation <= slot.incarnation or not slot.host:
@@ -111,10 +111,10 @@ class Queries:
         question = messages.ReadLog(args.unit, incarnation, args.offset, min(args.limit, 1 << 20))
         return await self._asks.host(slot.host, question, messages.LogChunk)
 
-    def _knobs(self, args: commands.Knobs) -> list[KnobRow]:
+    def _knobs(self, args: control_commands.Knobs) -> list[KnobRow]:
         return [self._context.knobs.row(args.name)] if args.name else self._context.knobs.rows()
 
-    def _knob_history(self, args: commands.KnobHistory) -> list[AuditRow]:
+    def _knob_history(self, args: control_commands.KnobHistory) -> list[AuditRow]:
         return [audit_of(change) for change in self._context.knobs.history(args.name)]
 
 
@@ -140,7 +140,7 @@ def audit_of(change: KnobChange) -> AuditRow:
     return AuditRow(change.revision, change.at, change.who, change.how, change.sentence(), note=change.note)
 
 
-def happenings(journal: Journal, args: commands.Events) -> list[AnyRow]:
+def happenings(journal: Journal, args: control_commands.Events) -> list[AnyRow]:
     """The events in the journal, oldest first."""
     kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
     found = journal.events(kinds, args.after_at, max(0, min(args.limit, MOST_EVENTS)))

@@ -29,7 +29,8 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, DiskError, ExitCode
 from agentrl.formatting.sentences import ended
 from agentrl.protocol import messages
-from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec, Snapshot
+from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.control_commands import Accepted, Snapshot
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError
 from agentrl.protocol.messages import (
     ErrorReply,

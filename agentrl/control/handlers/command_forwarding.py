@@ -26,7 +26,7 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, UnavailableError, UnknownNameError, WaitTimeoutError
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS, TOOLBOX, CommandSpec
-from agentrl.protocol.data_commands import Done
+from agentrl.protocol.data_changes import Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.tool_commands import MissingUnit

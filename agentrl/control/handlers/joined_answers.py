@@ -16,7 +16,7 @@ import msgspec
 from agentrl.errors import AgentrlError, NoCoordinatorError, UnavailableError, UnknownNameError, WaitTimeoutError
 from agentrl.formatting.sandbox_text import missing_units
 from agentrl.protocol.commands import CommandSpec
-from agentrl.protocol.data_commands import Done
+from agentrl.protocol.data_changes import Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.tool_commands import JoinedRows, MissingUnit
 from agentrl.protocol.wire import decode_as, raw

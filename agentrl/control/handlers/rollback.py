@@ -22,8 +22,9 @@ from agentrl.control.context import Context
 from agentrl.control.handlers.command_forwarding import ServedCommands
 from agentrl.control.state.operations import Goal, Operation, Want
 from agentrl.errors import RefusedError
-from agentrl.protocol.commands import CommandSpec, Restart
-from agentrl.protocol.data_commands import RollBack, RollbackPreview
+from agentrl.protocol.commands import CommandSpec
+from agentrl.protocol.control_commands import Restart
+from agentrl.protocol.data_changes import RollBack, RollbackPreview
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.messages import Request

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
-from agentrl.protocol.commands import KeyRow
+from agentrl.protocol.control_commands import KeyRow
 from agentrl.protocol.messages import Permission
 from agentrl.transport.curve_keys import ClientKey, ServerKeys, load_server_keys, new_keypair
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from agentrl.control.state.trends import Series, Trend, TrendSeries
 
-MOST_METRICS = 500
-"""Kept per unit; further metrics are dropped."""
+MOST_METRICS = 4_000
+"""Kept per unit; further metrics are dropped. A steward has a dozen of each environment."""
 HISTORY_LENGTH = 600
 SAMPLES = 60
 """Number of memory samples in one window."""

@@ -9,7 +9,7 @@ Invariant: a model with another kind of layer is none of these; see `state_model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ import transformers
 from torch import Tensor
 from transformers import AttentionInterface
 
-from agentrl.engines.embedded.decoder import Keys
-from agentrl.engines.embedded.served_model import Run
+from agentrl.engines.embedded.decoder import Keys, scores_in_one_pass
+from agentrl.engines.embedded.served_model import NO_IMAGES, Run
 from agentrl.engines.embedded.slot_attention import SlotAttention
+from agentrl.images.patches import Patches
 
 NAME = "slots"
 _SOFTMAX = {"full_attention", "sliding_attention"}
@@ -28,11 +29,12 @@ _SOFTMAX = {"full_attention", "sliding_attention"}
 class Round:
     """The runs of one forward pass, and where each of their tokens is kept."""
 
-    def __init__(self, kept: GrowingKeys, runs: Sequence[Run]) -> None:
+    def __init__(self, kept: GrowingKeys, runs: Sequence[Run], device: torch.device) -> None:
         self.kept = kept
-        self.rows = torch.tensor([run.row for run in runs for _ in range(run.size)])
-        self.positions = torch.tensor([at for run in runs for at in range(run.start, run.start + run.size)])
-        self.attention = SlotAttention(runs)
+        self.rows = torch.tensor([run.row for run in runs for _ in range(run.size)], device=device)
+        places = [at for run in runs for at in range(run.start, run.start + run.size)]
+        self.positions = torch.tensor(places, device=device)
+        self.attention = SlotAttention(runs, device)
 
 
 class GrowingKeys(Keys):
@@ -45,12 +47,14 @@ class GrowingKeys(Keys):
     def of_layer(self, number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         while len(self.keys) <= number:
             for store, like in ((self.keys, key), (self.values, value)):
-                store.append(torch.zeros(self._rows, like.shape[1], self._positions, like.shape[3]))
+                store.append(like.new_zeros(self._rows, like.shape[1], self._positions, like.shape[3]))
         return self.keys[number], self.values[number]
 
 
 class AttentionModel:
     """Implements `ServedModel`."""
+
+    processing = None
 
     def __init__(self, version: int, model: transformers.PreTrainedModel) -> None:
         model.set_attn_implementation(NAME)
@@ -68,21 +72,21 @@ class AttentionModel:
         return GrowingKeys(rows, positions)
 
     def next_logits(self, kept: GrowingKeys, runs: Sequence[Run], ids: Tensor, wanted: Sequence[int]) -> Tensor:
-        round_of = Round(kept, runs)
+        device: torch.device = self._model.device
+        round_of = Round(kept, runs, device)
         found: Tensor = self._model(
-            input_ids=ids[None],
+            input_ids=ids[None].to(device),
             position_ids=round_of.positions[None],
             use_cache=False,
-            logits_to_keep=torch.tensor(wanted, dtype=torch.int64),
+            logits_to_keep=torch.tensor(wanted, dtype=torch.int64, device=device),
             slots=round_of,
         ).logits[0]
         return found
 
-    def score(self, ids: Sequence[int]) -> list[float]:
-        if len(ids) < 2:
-            return []
-        whole = [Run(0, 0, len(ids))]
-        return scores(self.next_logits(self.new_rows(1, len(ids)), whole, torch.tensor(ids), range(len(ids) - 1)), ids)
+    def scores(
+        self, sequences: Sequence[Sequence[int]], images: Mapping[int, Patches] = NO_IMAGES
+    ) -> list[list[float]]:
+        return scores_in_one_pass(self, sequences)
 
 
 def is_attention_only(model: transformers.PreTrainedModel) -> bool:
@@ -96,13 +100,6 @@ def is_attention_only(model: transformers.PreTrainedModel) -> bool:
 
 def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: one.shape for name, one in model.named_parameters()}
-
-
-def scores(logits: Tensor, ids: Sequence[int]) -> list[float]:
-    """Log-probs of all ids but the first, from the logits behind each of the others."""
-    spread = torch.log_softmax(logits.float(), dim=-1)
-    found: list[float] = spread.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()
-    return found
 
 
 def _attention(

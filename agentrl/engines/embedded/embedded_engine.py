@@ -15,7 +15,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -23,11 +23,14 @@ import torch
 
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Agreement
-from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.embedded.adapted_weights import KeptBase
+from agentrl.engines.embedded.generation_request import Request, problem_of
 from agentrl.engines.embedded.model_loading import load_verified, read_unpublished
-from agentrl.engines.embedded.served_model import ServedModel
+from agentrl.engines.embedded.seen_images import SeenImages
+from agentrl.engines.embedded.served_model import NO_IMAGES, ServedModel
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
 from agentrl.engines.interface import (
+    NO_BYTES,
     CallRefusedError,
     EngineError,
     EngineGoneError,
@@ -37,6 +40,8 @@ from agentrl.engines.interface import (
     Sampling,
 )
 from agentrl.engines.manifest import Manifest
+from agentrl.images.patches import Patches
+from agentrl.images.processing import ImageError
 
 log = logging.getLogger("engine")
 T = TypeVar("T")
@@ -68,7 +73,8 @@ class EmbeddedEngine:
     taken, rounds begin at least `gather_s` apart, so that calls which come one by one are computed together.
     """
 
-    def __init__(self, *, slots: int, context: int, gather_s: float = 0.0) -> None:
+    def __init__(self, *, slots: int, context: int, gather_s: float = 0.0, device: str = "cpu") -> None:
+        self._device = device
         self._slots = SlotEngine(slots=slots, context=context)
         self._gather_s = gather_s
         self._next_round_at = 0.0
@@ -76,6 +82,8 @@ class EmbeddedEngine:
         self._news = threading.Condition()
         self._closing = False
         self._updating = asyncio.Lock()
+        self._base = KeptBase()
+        self._seen = SeenImages()
         self.failure: BaseException | None = None
         """The error that ended the thread, if it ended."""
         self.steps = 0
@@ -117,10 +125,12 @@ class EmbeddedEngine:
         *,
         deadline_s: float,
         version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
         on_progress: Callable[[Generated], None] | None = None,
     ) -> Generated:
         """`on_progress` gets the output so far after every token, on the caller's loop."""
         began = time.monotonic()
+        patches = await self._patches(images, version) if images else NO_IMAGES
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Generated] = loop.create_future()
 
@@ -137,6 +147,7 @@ class EmbeddedEngine:
             list(ids),
             sampling,
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            images=patches,
             on_token=None if on_progress is None else progress,
             on_end=end,
         )
@@ -152,12 +163,37 @@ class EmbeddedEngine:
             self._hand_over(_Order(lambda: self._slots.abort(rid), lambda error: None))
             raise
 
+    async def _patches(self, images: Mapping[int, bytes], version: int | None) -> Mapping[int, Patches]:
+        """Raises CallRefusedError for images that the model is not shown so, or another one of the same number."""
+        how = (await self._order(lambda: self._slots.model_of(version))).processing
+        if how is None:
+            raise CallRefusedError("The model of this engine reads no images.")
+        try:
+            return await asyncio.to_thread(self._seen.patches, images, how)
+        except ImageError as wrong:
+            raise CallRefusedError(wrong.message) from wrong
+
     async def stream(
-        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
     ) -> AsyncIterator[Generated]:
         news: asyncio.Queue[Generated | None] = asyncio.Queue()
         call = asyncio.create_task(
-            self.generate(rid, ids, sampling, deadline_s=deadline_s, version=version, on_progress=news.put_nowait)
+            self.generate(
+                rid,
+                ids,
+                sampling,
+                deadline_s=deadline_s,
+                version=version,
+                images=images,
+                on_progress=news.put_nowait,
+            )
         )
         call.add_done_callback(lambda _: news.put_nowait(None))
         try:
@@ -167,13 +203,21 @@ class EmbeddedEngine:
         finally:
             call.cancel()
 
-    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
+    async def score(
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
+    ) -> list[float]:
         model = await self._order(lambda: self._slots.model_of(version))
-        if len(ids) > self._slots.context or not all(0 <= token < model.vocabulary for token in ids):
+        patches = await self._patches(images, version) if images else NO_IMAGES
+        if len(ids) > self._slots.context or (ids and problem_of(ids, patches, model.vocabulary)):
             raise CallRefusedError(f"Only known ids can be scored, at most {self._slots.context} of them.")
         try:
             async with asyncio.timeout(deadline_s):
-                return await asyncio.to_thread(_score, model, list(ids))
+                return await asyncio.to_thread(_score, model, list(ids), patches)
         except TimeoutError:
             raise EngineError(f"The sequence was not scored within {deadline_s:g} s.") from None
 
@@ -196,14 +240,14 @@ class EmbeddedEngine:
         """Checks, loads and serves weights. `manifest` defaults to the directory's own. Raises WeightsRefusedError."""
         async with self._updating:
             directory = Path(path)
-            model, agreement = await asyncio.to_thread(_load, directory, version, manifest)
+            model, agreement = await asyncio.to_thread(_load, directory, version, manifest, self._device, self._base)
             await self._order(lambda: self._slots.switch(model))
             self.agreement = agreement
 
     async def serve_unpublished(self, directory: Path, version: int) -> None:
         """Serves weights that no trainer published, so that nothing says what they should answer."""
         async with self._updating:
-            model = await asyncio.to_thread(read_unpublished, directory, version)
+            model = await asyncio.to_thread(read_unpublished, directory, version, self._device)
             await self._order(lambda: self._slots.switch(model))
 
     async def pin(self, version: int, path: str = "") -> None:
@@ -212,7 +256,7 @@ class EmbeddedEngine:
             if not path:
                 await self._order(lambda: self._slots.pin(self._slots.model_of(version)))
                 return
-            model, _ = await asyncio.to_thread(_load, Path(path), version, None)
+            model, _ = await asyncio.to_thread(_load, Path(path), version, None, self._device, self._base)
             await self._order(lambda: self._slots.pin(model))
 
     async def unpin(self) -> None:
@@ -323,13 +367,15 @@ class EmbeddedEngine:
         return EngineGoneError(f"The engine does not run: {self.failure or 'it was closed'}.")
 
 
-def _load(directory: Path, version: int, manifest: Manifest | None) -> tuple[ServedModel, Agreement]:
-    return load_verified(directory, version, manifest or manifests.read(directory))
+def _load(
+    directory: Path, version: int, manifest: Manifest | None, device: str, kept: KeptBase
+) -> tuple[ServedModel, Agreement]:
+    return load_verified(directory, version, manifest or manifests.read(directory), device, kept)
 
 
 @torch.inference_mode()
-def _score(model: ServedModel, ids: Sequence[int]) -> list[float]:
-    return model.score(ids)
+def _score(model: ServedModel, ids: Sequence[int], images: Mapping[int, Patches]) -> list[float]:
+    return model.scores([ids], images)[0]
 
 
 def _generated(request: Request, began: float) -> Generated:

@@ -5,12 +5,14 @@ Invariants: `versions` covers exactly the tokens of `output`; a request ends onc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.engines.embedded.served_model import ServedModel
+from agentrl.engines.embedded.served_model import NO_IMAGES, ServedModel
 from agentrl.engines.embedded.token_sampling import Draw, chance
 from agentrl.engines.interface import EngineError, Finish, Sampling
+from agentrl.images.patches import Patches
+from agentrl.tokens import image_ids
 
 
 def conversation_of(rid: str) -> str:
@@ -26,6 +28,8 @@ class Request:
     prompt: list[int]
     sampling: Sampling
     seed: int
+    images: Mapping[int, Patches] = field(default_factory=lambda: NO_IMAGES)
+    """Those that its prompt shows, by number."""
     pinned: ServedModel | None = None
     """The weights that it requires; None uses the current ones, token by token."""
     on_token: Callable[[Request], None] | None = None
@@ -73,3 +77,17 @@ class Request:
         if not self.ended:
             self.error = error
             self.on_end(self)
+
+
+def problem_of(prompt: Sequence[int], images: Mapping[int, Patches], vocabulary: int) -> str:
+    """Empty, or why a model with so many words cannot continue a prompt."""
+    if prompt and min(prompt) >= 0 and max(prompt) < vocabulary:
+        return ""
+    runs = list(image_ids.runs(prompt)) if images else []
+    if not runs or not all(0 <= token < vocabulary for number, ids in runs if number < 0 for token in ids):
+        others = ", and ids of images that come along" if images else ""
+        return f"The prompt must be ids from 0 to {vocabulary - 1}, at least one{others}."
+    for number, ids in runs:
+        if number >= 0 and (number not in images or len(ids) != images[number].tokens):
+            return f"The prompt has {len(ids)} tokens of an image {image_ids.label(number)}, which did not come along."
+    return ""

@@ -6,10 +6,16 @@ sequences of a round, or on how the sequence was cut into pieces; everything is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
+
+from agentrl.images.patches import Patches
+from agentrl.images.processing import Processing
+
+NO_IMAGES: Mapping[int, Patches] = MappingProxyType({})
 
 
 class Run(NamedTuple):
@@ -35,6 +41,10 @@ class Kept(Protocol):
 
     def copy_prefix(self, source: int, target: int, count: int) -> None: ...
 
+    def show(self, images: Mapping[int, Patches]) -> None:
+        """The images of the sequences that are computed next, by their numbers."""
+        ...
+
 
 class ServedModel(Protocol):
     """One version of the weights; immutable."""
@@ -47,6 +57,11 @@ class ServedModel(Protocol):
         """How many ids it knows."""
         ...
 
+    @property
+    def processing(self) -> Processing | None:
+        """How it is shown images; None if it reads none."""
+        ...
+
     def fits(self, other: Any) -> bool:
         """Whether both have the same shapes."""
         ...
@@ -57,9 +72,11 @@ class ServedModel(Protocol):
 
     def next_logits(self, kept: Any, runs: Sequence[Run], ids: Tensor, wanted: Sequence[int]) -> Tensor:
         """Computes the runs, whose tokens are `ids` one after another; returns [wanted, vocabulary]: the logits behind
-        these places in `ids`, each the last one of a run. Runs of one token come first."""
+        these places in `ids`, in ascending order. Runs of one token come first."""
         ...
 
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs at temperature 1 of all ids but the first."""
+    def scores(
+        self, sequences: Sequence[Sequence[int]], images: Mapping[int, Patches] = NO_IMAGES
+    ) -> list[list[float]]:
+        """Log-probs at temperature 1 of all ids but the first of each sequence."""
         ...

@@ -21,7 +21,8 @@ DENSE_SHARE = 0.5
 class SlotAttention:
     """What does not depend on the layer is prepared once."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        self._device = device
         single = [run for run in runs if run.size == 1]
         self._longer = [run for run in runs if run.size > 1]
         if list(runs[: len(single)]) != single:
@@ -38,14 +39,14 @@ class SlotAttention:
         busy = [run.row for run in single]
         self._low, high = min(busy), max(busy) + 1
         self._dense = len(single) >= DENSE_SHARE * (high - self._low)
-        starts = torch.tensor([run.start for run in single])
+        starts = torch.tensor([run.start for run in single], device=self._device)
         if self._dense:
-            self._rows = torch.tensor(busy) - self._low
+            self._rows = torch.tensor(busy, device=self._device) - self._low
             self._span = high - self._low
             # An idle row sees its first position: a row that sees no key would give not-a-number.
-            self._ends = torch.zeros(self._span, dtype=torch.int64).index_copy(0, self._rows, starts)
+            self._ends = starts.new_zeros(self._span).index_copy(0, self._rows, starts)
         else:
-            self._rows = torch.tensor(busy)
+            self._rows = torch.tensor(busy, device=self._device)
             self._ends = starts
 
     def __call__(
@@ -75,12 +76,12 @@ class SlotAttention:
     def _masks_of(self, window: int | None) -> tuple[Tensor | None, list[Tensor | None]]:
         single = None
         if self._count:
-            places, ends = torch.arange(self._length), self._ends.unsqueeze(1)
+            places, ends = torch.arange(self._length, device=self._device), self._ends.unsqueeze(1)
             seen = places <= ends
             if window is not None:
                 seen &= places > ends - window
             single = _additive(seen)[:, None, None]
-        return single, [_causal(run, window) for run in self._longer]
+        return single, [_causal(run, window, self._device) for run in self._longer]
 
     def _of_single(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, kind: _Kind) -> Tensor:
         kv_heads = keys.shape[1]
@@ -89,7 +90,7 @@ class SlotAttention:
         if self._dense:
             part = slice(self._low, self._low + self._span)
             seen_keys, seen_values = keys[part, :, : self._length], values[part, :, : self._length]
-            grouped = torch.zeros(self._span, *grouped.shape[1:]).index_copy_(0, self._rows, grouped)
+            grouped = grouped.new_zeros(self._span, *grouped.shape[1:]).index_copy_(0, self._rows, grouped)
         else:
             seen_keys, seen_values = (of[:, :, : self._length].index_select(0, self._rows) for of in (keys, values))
         out = kind.attend(grouped, seen_keys, seen_values, mask, grouped.shape[2])
@@ -137,20 +138,25 @@ def _of_longer(queries: Tensor, keys: Tensor, values: Tensor, run: Run, mask: Te
     else:
         groups = heads.shape[1] // keys.shape[1]
         grouped = heads.reshape(1, keys.shape[1], groups * run.size, -1)
-        seen = torch.ones(run.size, end, dtype=torch.bool).tril_(diagonal=run.start) if mask is None else mask
+        seen = _until(run, queries.device) if mask is None else mask
         out = kind.attend(grouped, of_keys, of_values, _additive(seen).repeat(groups, 1), groups)
         out = out.reshape(1, heads.shape[1], run.size, -1)
     return out[0].transpose(0, 1).reshape(run.size, -1)
 
 
-def _causal(run: Run, window: int | None) -> Tensor | None:
+def _causal(run: Run, window: int | None, device: torch.device) -> Tensor | None:
     """Which positions each token of the run sees; None for a run that starts its sequence, where torch knows."""
     end = run.start + run.size
     if run.start == 0 and (window is None or window >= end):
         return None
-    seen = torch.ones(run.size, end, dtype=torch.bool).tril_(diagonal=run.start)
+    seen = _until(run, device)
     return seen if window is None else seen.triu_(diagonal=run.start - window + 1)
 
 
+def _until(run: Run, device: torch.device) -> Tensor:
+    """Which positions each token of the run would see without a window."""
+    return torch.ones(run.size, run.start + run.size, dtype=torch.bool, device=device).tril_(diagonal=run.start)
+
+
 def _additive(seen: Tensor) -> Tensor:
-    return torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))

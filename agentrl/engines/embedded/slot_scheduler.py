@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.embedded.generation_request import Request, problem_of
 from agentrl.engines.embedded.served_model import Kept, Run, ServedModel
 from agentrl.engines.embedded.token_sampling import sample
 from agentrl.engines.interface import (
@@ -114,11 +114,10 @@ class SlotEngine:
     def submit(self, request: Request, version: int | None = None) -> None:
         """Accepts a request. Raises an EngineError for one that cannot be served."""
         model = self.model_of(version)
-        vocabulary = model.vocabulary
         if problem := request.sampling.problem():
             raise CallRefusedError(f"{problem[0].upper()}{problem[1:]}.")
-        if not request.prompt or not all(0 <= token < vocabulary for token in request.prompt):
-            raise CallRefusedError(f"The prompt must be ids from 0 to {vocabulary - 1}, at least one.")
+        if wrong := problem_of(request.prompt, request.images, model.vocabulary):
+            raise CallRefusedError(wrong)
         if len(request.prompt) >= self.context:
             raise CallRefusedError(
                 f"The prompt has {len(request.prompt)} tokens; with a context of {self.context} nothing could follow."
@@ -163,6 +162,8 @@ class SlotEngine:
         for slot in self.slots:
             slot.forget()
         self._kept = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def restore_memory(self) -> None:
         if self.released and self.current is not None:
@@ -223,6 +224,9 @@ class SlotEngine:
                 complete.append(slot)
                 lasts.append(at)
         tokens = torch.cat([self._ids[run.row, run.start : run.start + run.size] for run in runs])
+        if self._kept is not None:
+            shown = [slot.request.images for slot in slots if slot.request is not None]
+            self._kept.show({number: one for images in shown for number, one in images.items()})
         values = model.next_logits(self._kept, runs, tokens, lasts)
         if complete:
             self._take_tokens(model, complete, values)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
-from agentrl.engines.embedded.attention_model import scores, shapes
-from agentrl.engines.embedded.served_model import Run
+from agentrl.engines.embedded.attention_model import shapes
+from agentrl.engines.embedded.decoder import scores_of
+from agentrl.engines.embedded.served_model import NO_IMAGES, Run
+from agentrl.images.patches import Patches
 
 
 class States:
@@ -30,12 +32,17 @@ class States:
     def reusable(self, shared: int, cached: int) -> int:
         return shared if shared == cached else 0
 
+    def show(self, images: Mapping[int, Patches]) -> None:
+        """These models read texts only."""
+
     def copy_prefix(self, source: int, target: int, count: int) -> None:
         self.of_rows[target] = copy.deepcopy(self.of_rows[source])
 
 
 class StateModel:
     """Implements `ServedModel`."""
+
+    processing = None
 
     def __init__(self, version: int, model: transformers.PreTrainedModel) -> None:
         self.version = version
@@ -57,16 +64,20 @@ class StateModel:
         found: list[Tensor] = []
         at = 0
         for run in runs:
-            own = ids[at : at + run.size]
+            own = ids[at : at + run.size].to(self._model.device)
             before = kept.of_rows[run.row] if run.start else None
             answer = self._model(input_ids=own[None], use_cache=True, logits_to_keep=1, **{self._cache: before})
             kept.of_rows[run.row] = getattr(answer, self._cache)
             at += run.size
             if at - 1 in wanted:
                 found.append(answer.logits[0, -1])
-        return torch.stack(found) if found else torch.empty(0, self.vocabulary)
+        return torch.stack(found) if found else torch.empty(0, self.vocabulary, device=self._model.device)
 
-    def score(self, ids: Sequence[int]) -> list[float]:
-        if len(ids) < 2:
-            return []
-        return scores(self._model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0, :-1], ids)
+    def scores(
+        self, sequences: Sequence[Sequence[int]], images: Mapping[int, Patches] = NO_IMAGES
+    ) -> list[list[float]]:
+        return [self._scores(ids) if len(ids) > 1 else [] for ids in sequences]
+
+    def _scores(self, ids: Sequence[int]) -> list[float]:
+        whole = torch.tensor(ids, device=self._model.device)
+        return scores_of(self._model(input_ids=whole[None], use_cache=False).logits[0, :-1], ids)

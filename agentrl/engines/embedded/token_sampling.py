@@ -42,7 +42,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     """Token and log-prob of every row. A log-prob that is not a number is a sign of broken weights."""
     scaled = _penalized(logits.float(), draws)
     if any(draw.rule.temperature not in (0.0, 1.0) for draw in draws):
-        scaled = scaled / torch.tensor([[draw.rule.temperature or 1.0] for draw in draws])
+        scaled = scaled / torch.tensor([[draw.rule.temperature or 1.0] for draw in draws], device=scaled.device)
     spread = torch.log_softmax(scaled, dim=-1)
     if all(draw.rule.temperature == 0.0 for draw in draws):
         tokens = spread.argmax(dim=-1)
@@ -62,7 +62,7 @@ def _penalized(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     changed = logits.clone()
     for row in rows:
         rule = draws[row].rule
-        tokens, counts = torch.unique(torch.tensor(draws[row].output), return_counts=True)
+        tokens, counts = torch.unique(torch.tensor(draws[row].output, device=logits.device), return_counts=True)
         values = changed[row, tokens] - rule.frequency_penalty * counts - rule.presence_penalty
         changed[row, tokens] = torch.where(
             values < 0, values * rule.repetition_penalty, values / rule.repetition_penalty
@@ -76,7 +76,8 @@ def _drawn(spread: Tensor, draws: Sequence[Draw]) -> Tensor:
     if rows:
         weights[rows] = _cut(weights[rows], [draws[row].rule for row in rows])
     sums = weights.cumsum(dim=-1)
-    points = torch.tensor([[draw.chance] for draw in draws], dtype=torch.float64) * sums[:, -1:]
+    chances = torch.tensor([[draw.chance] for draw in draws], dtype=torch.float64, device=sums.device)
+    points = chances * sums[:, -1:]
     # The first token whose sum is above the point has a weight of its own, so nothing that was cut is ever taken.
     return torch.searchsorted(sums, points, right=True).squeeze(1).clamp_(max=spread.shape[1] - 1)
 
@@ -92,9 +93,12 @@ def _cut(weights: Tensor, rules: Sequence[SamplingRule]) -> Tensor:
     size = weights.shape[1]
 
     def column(name: str) -> Tensor:
-        return torch.tensor([[getattr(rule, name)] for rule in rules], dtype=torch.float64)
+        numbers = [[getattr(rule, name)] for rule in rules]
+        return torch.tensor(numbers, dtype=torch.float64, device=weights.device)
 
     top_k = column("top_k")
-    out = (before >= column("top_p")) | (torch.arange(size) >= torch.where(top_k > 0, top_k, size))
+    out = (before >= column("top_p")) | (
+        torch.arange(size, device=weights.device) >= torch.where(top_k > 0, top_k, size)
+    )
     out |= ordered < ordered[:, :1] * column("min_p")
     return torch.zeros_like(weights).scatter_(1, places, ordered.masked_fill(out, 0.0))

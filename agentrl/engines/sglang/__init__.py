@@ -8,6 +8,7 @@ serves the pinned version of an evaluation.
 
 What SGLang does by itself and callers must know: it aborts every request whose id begins with the given one, so ids
 get an end mark; requests continued after a pause in place keep the cache of the old weights, after `retract` they are
-computed again; `sampling_seed` counts only with `--enable-deterministic-inference`; releasing memory needs
-`--enable-memory-saver`, which the build for processors does not have.
+computed again; it tokenizes a prompt with images again and resizes them, so `image_processors` replaces its processor;
+`sampling_seed` counts only with `--enable-deterministic-inference`; releasing memory needs `--enable-memory-saver`,
+which the build for processors does not have.
 """

@@ -9,6 +9,7 @@ Invariants:
 - while weights are compared, answers of calls that began before are withheld; if the weights are refused, these calls
   fail, so no token of theirs leaves the server;
 - a request to release memory reaches SGLang only when SGLang can follow it, because it dies of one that it cannot;
+- calls name no adapter themselves: all are computed by the one of the version, which changes only between calls;
 - the server never outlives the process that started it.
 
 This script imports nothing of agentrl: its dependencies are not in that environment.
@@ -31,8 +32,9 @@ from typing import Any
 
 OPEN, SHUT, HOLD, SPOIL = "/door/open", "/door/shut", "/door/hold", "/door/spoil"
 PREPARE, SEND = "/door/prepare", "/door/send"
+ADAPTER = "/door/adapter"
 REFUSED = "The weights that this call began to use were refused; nothing of it counts."
-MOST_BODY = 16 << 20
+MOST_BODY = 64 << 20
 RELEASE, RESTORE = "/release_memory_occupation", "/resume_memory_occupation"
 UNIT_HEADER = b"x-agentrl-unit"
 BUSY = "Calls are under way; their cache cannot be released."
@@ -88,6 +90,8 @@ class Guard:
         """Answers may leave."""
         self._released.set()
         self._sender: Any = None
+        self._adapter = ""
+        """The adapter by which all calls are computed; empty: none."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,6 +105,8 @@ class Guard:
             await _answer(send, 200, "")
         elif scope["path"] in (PREPARE, SEND):
             await self._weights(scope, receive, send)
+        elif scope["path"] == ADAPTER:
+            await self._change_adapter(receive, send)
         elif scope["path"] == "/generate" and not self._open and UNIT_HEADER not in headers:
             await _answer(send, 503, "The engine loads weights and takes no calls.")
         elif scope["path"] in (RELEASE, RESTORE):
@@ -145,6 +151,15 @@ class Guard:
         else:
             await _answer(send, 200, "")
 
+    async def _change_adapter(self, receive: Receive, send: Send) -> None:
+        name = json.loads(await _body(receive))["name"]
+        if self._under_way:
+            # They name the adapter before it, and would count as calls of this one.
+            await _answer(send, 503, "Calls are under way; their adapter cannot be changed.")
+            return
+        self._adapter = name
+        await _answer(send, 200, "")
+
     @staticmethod
     def _sender_error() -> type[Exception]:
         found: type[Exception] = sys.modules["weight_sender"].SendError
@@ -165,6 +180,8 @@ class Guard:
             await call.answer(message)
 
         try:
+            if self._adapter:
+                scope, receive = await _with_adapter(scope, receive, self._adapter)
             await self._app(scope, receive, answer)
         finally:
             self._under_way.discard(call)
@@ -225,7 +242,7 @@ async def _reply_of(app: App, scope: Message, body: bytes) -> tuple[int, bytes]:
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            # Whoever asks again waits for a caller that disconnects, and this one does not.
+            # The second call waits until the caller disconnects, and this caller never does.
             await asyncio.Event().wait()
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
@@ -263,6 +280,26 @@ async def _body(receive: Receive) -> bytes:
             return body
 
 
+async def _with_adapter(scope: Message, receive: Receive, adapter: str) -> tuple[Message, Receive]:
+    """The same call, computed by this adapter."""
+    try:
+        call = json.loads(await _body(receive))
+    except (ValueError, RecursionError):
+        call = None
+    body = json.dumps({**call, "lora_path": adapter} if isinstance(call, dict) else call).encode()
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    return {**scope, "headers": [*headers, (b"content-length", str(len(body)).encode())]}, receive_again
+
+
 def _sender(post: _Poster) -> Any:
     """From the file beside this one: the directory of a script is not in the path of an isolated Python."""
     if "weight_sender" not in sys.modules:
@@ -287,12 +324,33 @@ def _die_with(parent: int) -> None:
         sys.exit("The process that started this server is gone.")
 
 
+def _pin_no_memory() -> None:
+    """SGLang pins the memory of adapters in any case, which torch refuses where there is no GPU."""
+    import torch
+
+    def without(make: Any) -> Any:
+        return lambda *values, pin_memory=False, **options: make(*values, **options)
+
+    for name in ("tensor", "empty", "zeros", "arange"):
+        setattr(torch, name, without(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+
+
+def _read_images() -> None:
+    """By our own processor; and without the cache of what the vision tower made of an image, because SGLang keeps that
+    also when weights are replaced."""
+    sys.path.append(str(Path(__file__).parent))
+    os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = "image_processors"
+    os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
+
+
 def main(token_file: str, parent: str, *arguments: str) -> None:
     _die_with(int(parent))
     # Otherwise /health generates a token and reports a paused engine as unhealthy.
     os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "0")
     # gloo listens without a key, so no other host may reach it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _read_images()
     from sglang.launch_server import run_server
     from sglang.srt.entrypoints.http_server import app
     from sglang.srt.server_args import prepare_server_args
@@ -307,3 +365,6 @@ def main(token_file: str, parent: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+elif __name__ == "__mp_main__" and "--enable-lora" in sys.argv and "cpu" in sys.argv:
+    # A process of the server that is spawned runs this script too, under this name and with the same arguments.
+    _pin_no_memory()

@@ -6,19 +6,34 @@ from typing import Literal
 
 import msgspec
 
-from agentrl.config.data_plane import Engines
+from agentrl.config.engines import Engines
 from agentrl.config.server_arguments import gpus_of, ranks_of, value_of
+from agentrl.engines.adapters import AdapterConfig
 from agentrl.engines.canary import limit_of
 
 
-def arguments(engines: Engines, *, context: int, path: str, version: int) -> list[str]:
-    """`engines.args` only adds arguments; the configuration refuses those that the run decides."""
+def arguments(
+    engines: Engines, *, context: int, path: str, version: int, adapters: AdapterConfig | None = None
+) -> list[str]:
+    """`engines.args` only adds arguments; the configuration refuses those that the run decides. `adapters`: of the
+    versions, if these are adapters apart from the model in `path`."""
     return [
+        *(() if adapters is None else _for_adapters(adapters, on_processors=gpus_of(engines.kind, engines.args) == 0)),
         *("--model-path", path, "--weight-version", str(version)),
         *("--context-length", str(context), "--max-running-requests", str(engines.slots)),
         # Samplers send and take ids; the canary is the warm-up; a line per batch is too much for a log.
         *("--skip-tokenizer-init", "--skip-server-warmup", "--log-level", "warning"),
         *engines.args,
+    ]
+
+
+def _for_adapters(adapters: AdapterConfig, *, on_processors: bool) -> list[str]:
+    """All versions have adapters of the same rank and layers. One is in use, and the next one is loaded beside it."""
+    return [
+        # Of SGLang's kernels for adapters only these need no GPU.
+        *(("--lora-backend", "torch_native") if on_processors else ()),
+        *("--enable-lora", "--max-lora-rank", str(adapters.r), "--max-loras-per-batch", "2"),
+        *("--lora-target-modules", *adapters.target_modules),
     ]
 
 

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.config.http_token import RunToken
 from agentrl.engines.http_engine import UPDATE_WITHIN_S, HttpEngine
-from agentrl.engines.interface import CallRefusedError, EngineError, EngineGoneError, WeightsRefusedError
+from agentrl.engines.interface import (
+    CallRefusedError,
+    EngineBusyError,
+    EngineError,
+    EngineGoneError,
+    WeightsRefusedError,
+)
 from agentrl.engines.sglang import guarded_server
-from agentrl.files.pieces import Content
+from agentrl.files.pieces import Content, piece_bytes
 
 LOOK_EVERY_S = 0.25
 TERM_WITHIN_S = 5.0
+END_EVERY_S = 0.05
 HOST = "127.0.0.1"
 
 
@@ -31,6 +40,9 @@ class SglangServer:
         self._process = process
         self.url = url
         self.client = HttpEngine(url, token, headers={guarded_server.UNIT_HEADER.decode(): "1"})
+        self._adapter = ""
+        """By which calls are computed now."""
+        self._adapters = itertools.count(1)
 
     @classmethod
     async def start(
@@ -95,7 +107,10 @@ class SglangServer:
 
     async def prepare(self, directory: Path, files: Mapping[str, Content]) -> None:
         """Reads and checks files in the server's process. Raises WeightsRefusedError."""
-        entries = {name: {"bytes": one.bytes, "blake2b": one.blake2b} for name, one in files.items()}
+        entries = {
+            name: {"bytes": one.bytes, "piece_bytes": piece_bytes(one.bytes), "pieces": one.pieces}
+            for name, one in files.items()
+        }
         body = {"directory": str(directory), "files": entries}
         try:
             await self.client.order(guarded_server.PREPARE, body, within_s=UPDATE_WITHIN_S)
@@ -106,6 +121,33 @@ class SglangServer:
         """Sends what was prepared to the ranks of the server. Raises EngineError."""
         body = {"version": str(version), "way": way, "ranks": ranks, "flush": flush}
         await self.client.order(guarded_server.SEND, body, within_s=UPDATE_WITHIN_S)
+
+    async def adopt(self, directory: Path, version: int) -> None:
+        """Computes calls by the adapters in a directory from now on; those under way end with what they have. The
+        server must be shut. Raises WeightsRefusedError."""
+        name = f"v{version}.{next(self._adapters)}"
+        adapter = {"lora_name": name, "lora_path": str(directory)}
+        try:
+            await self.client.order("/load_lora_adapter", adapter, within_s=UPDATE_WITHIN_S)
+        except CallRefusedError as wrong:
+            raise WeightsRefusedError(f"SGLang does not load the adapters: {wrong.message}") from wrong
+        await self._between_calls(name)
+        former, self._adapter = self._adapter, name
+        await self.client.order("/update_weight_version", {"new_version": str(version)})
+        if former:
+            await self.client.order("/unload_lora_adapter", {"lora_name": former}, within_s=UPDATE_WITHIN_S)
+
+    async def _between_calls(self, name: str) -> None:
+        """Changes the adapter as soon as no call is under way."""
+        end = time.monotonic() + UPDATE_WITHIN_S
+        while True:
+            await self.client.abort("")
+            try:
+                return await self.client.order(guarded_server.ADAPTER, {"name": name})
+            except EngineBusyError:
+                if time.monotonic() > end:
+                    raise
+            await asyncio.sleep(END_EVERY_S)
 
     async def close(self) -> None:
         await self.client.close()

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.config.data_plane import Engines
+from agentrl.config.engines import Engines
 from agentrl.config.http_token import RunToken
 from agentrl.config.server_arguments import ranks_of
 from agentrl.engines import manifest as manifests
+from agentrl.engines.adapters import ADAPTER_CONFIG, config_of
 from agentrl.engines.canary import Agreement, compare, part_of
 from agentrl.engines.interface import (
     EngineError,
@@ -37,6 +38,7 @@ from agentrl.engines.interface import (
 from agentrl.engines.manifest import CONFIG_FILE, Manifest
 from agentrl.engines.sglang.launch_arguments import arguments, canary_limit, vocabulary, way_of
 from agentrl.engines.sglang.server_process import SglangServer, url_of
+from agentrl.tokens.image_ids import numbers_in
 
 log = logging.getLogger("engine")
 SCORE_WITHIN_S = 120.0
@@ -144,20 +146,29 @@ class SglangEngine:
 
     async def _verify(self, wanted: Held) -> None:
         """Everything but weights that the server's process checks while it reads them, before calls are paused."""
-        sends = self._server is not None and self._way != "files"
+        sends = self._server is not None and self._sends(wanted)
         weights = set(wanted.manifest.weights) if sends else set()
         rest = {name: content for name, content in wanted.manifest.files.items() if name not in weights}
         await asyncio.to_thread(manifests.verify, wanted.path, Manifest(rest))
         config = (wanted.path / CONFIG_FILE).read_bytes()
         if self._held is not None and config != self._config:
             raise WeightsRefusedError(f"Version {wanted.version} is of another architecture than this engine's.")
+        base = wanted.manifest.base
+        if self._held is not None and base != self._held.manifest.base:
+            raise WeightsRefusedError(f"Version {wanted.version} is of another base than this engine's.")
+        if base is not None and self._server is None:
+            await asyncio.to_thread(manifests.verify, base.beside(wanted.path), Manifest(base.files))
         self._config = config
 
     async def _begin_with(self, wanted: Held) -> None:
         python = self._engines.python.replace("{python}", sys.executable)
+        path, adapters = wanted.path, None
+        if (base := wanted.manifest.base) is not None:
+            path = base.beside(wanted.path)
+            adapters = config_of(manifests.read_file(wanted.path, wanted.manifest, ADAPTER_CONFIG), wanted.path)
         server = self._server = await SglangServer.start(
             python,
-            arguments(self._engines, context=self._context, path=str(wanted.path), version=wanted.version),
+            arguments(self._engines, context=self._context, path=str(path), version=wanted.version, adapters=adapters),
             port=self._port,
             token=self._token,
             token_file=self._token_file,
@@ -165,6 +176,8 @@ class SglangEngine:
         )
         try:
             await server.until_up(self._engines.load_s)
+            if adapters is not None:
+                await server.adopt(wanted.path, wanted.version)
             await self._compare(server, wanted)
         except EngineError:
             # There is no version to return to: the next attempt starts a new server.
@@ -189,12 +202,19 @@ class SglangEngine:
             raise
         await self._open(server)
 
+    def _sends(self, wanted: Held) -> bool:
+        """Whether the server's process reads the weights and sends them, and does not load adapters from their file."""
+        return self._way != "files" and wanted.manifest.base is None
+
     async def _prepare(self, server: SglangServer, wanted: Held) -> None:
-        if self._way != "files":
+        if self._sends(wanted):
             weights = {name: wanted.manifest.files[name] for name in wanted.manifest.weights}
             await server.prepare(wanted.path, weights)
 
     async def _load_and_compare(self, server: SglangServer, wanted: Held, calls: PauseMode) -> None:
+        if wanted.manifest.base is not None:
+            await self._adopt_and_compare(server, wanted)
+            return
         if calls == "abort":
             # A call that is paused in place would never end.
             await server.client.resume()
@@ -208,6 +228,14 @@ class SglangEngine:
         await self._load_into(server, wanted, flush=calls != "in_place")
         self.paused_s = time.monotonic() - began
         await server.client.resume()
+        await self._compare(server, wanted)
+
+    async def _adopt_and_compare(self, server: SglangServer, wanted: Held) -> None:
+        """A call is computed by one adapter, so those under way end, and samplers continue them."""
+        await server.client.resume()
+        began = time.monotonic()
+        await server.adopt(wanted.path, wanted.version)
+        self.paused_s = time.monotonic() - began
         await self._compare(server, wanted)
 
     async def _load_into(self, server: SglangServer, wanted: Held, *, flush: bool) -> None:
@@ -256,11 +284,21 @@ class SglangEngine:
         self, server: SglangServer, wanted: Held, sequences: Sequence[Sequence[int]], start: int = 0
     ) -> list[list[float]]:
         words = vocabulary(self._config)
+        pngs = {one.number: one.png for one in wanted.manifest.canary.images}
+
+        def shown_in(ids: Sequence[int]) -> dict[int, bytes]:
+            return {number: pngs[number] for number in numbers_in(ids) if number in pngs}
+
         try:
-            return [
-                await server.client.score(ids, deadline_s=SCORE_WITHIN_S, vocabulary=words, start=start)
-                for ids in sequences
-            ]
+            # Together, so that the server computes them in few passes.
+            return await asyncio.gather(
+                *(
+                    server.client.score(
+                        ids, deadline_s=SCORE_WITHIN_S, images=shown_in(ids), vocabulary=words, start=start
+                    )
+                    for ids in sequences
+                )
+            )
         except EngineRubbishError as rubbish:
             raise WeightsRefusedError(f"Version {wanted.version} is refused: {rubbish.message}") from rubbish
 

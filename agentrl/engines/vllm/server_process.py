@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.config.data_plane import Engines
+from agentrl.config.engines import Engines
 from agentrl.engines.interface import EngineError, EngineGoneError
 from agentrl.engines.vllm.vllm_client import MODEL, VllmClient
 

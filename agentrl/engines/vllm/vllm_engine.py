@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.config.data_plane import Engines
+from agentrl.config.engines import Engines
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Agreement, compare
 from agentrl.engines.forwarded_calls import ForwardedCalls
 from agentrl.engines.interface import (
+    NO_BYTES,
     CallRefusedError,
     EngineBusyError,
     EngineError,
@@ -85,8 +86,11 @@ class VllmEngine:
         *,
         deadline_s: float,
         version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
         on_progress: Callable[[Generated], None] | None = None,
     ) -> Generated:
+        if images:
+            raise CallRefusedError("This engine gets no images.")
         server, held = self._serving(version)
         if problem := sampling.problem():
             raise CallRefusedError(f"{problem[0].upper()}{problem[1:]}.")
@@ -98,7 +102,14 @@ class VllmEngine:
         self.generated_tokens += len(made.ids)
         return made
 
-    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
+    async def score(
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
+    ) -> list[float]:
         server, _ = self._serving(version)
         self._check_ids(ids, self._context - 1)
         return await server.client.score(ids, deadline_s) if len(ids) > 1 else []
@@ -253,7 +264,7 @@ class VllmEngine:
     async def _compare(self, server: VllmServer, wanted: _Held) -> None:
         canary = wanted.manifest.canary
         try:
-            ours = [await server.client.score(ids, SCORE_WITHIN_S) for ids in canary.ids]
+            ours = await asyncio.gather(*(server.client.score(ids, SCORE_WITHIN_S) for ids in canary.ids))
         except EngineRubbishError as rubbish:
             raise WeightsRefusedError(f"Version {wanted.version} is refused: {rubbish.message}") from rubbish
         agreement = compare(canary, ours, canary_limit(self._engines, self._config))

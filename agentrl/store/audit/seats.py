@@ -72,6 +72,7 @@ async def rows_that_are_not_tasks(database: Database) -> Problem | None:
         {
             "$set": {
                 "tasks": {"$ifNull": [{"$first": "$of.tasks"}, 0]},
+                "left_out": {"$add": [{"$ifNull": ["$left_out.hard", 0]}, {"$ifNull": ["$left_out.easy", 0]}]},
                 "places": {"$size": {"$ifNull": [{"$first": "$of.places"}, []]}},
             }
         },
@@ -79,7 +80,7 @@ async def rows_that_are_not_tasks(database: Database) -> Problem | None:
             "$match": {
                 "$expr": {
                     "$or": [
-                        {"$lt": ["$tasks", "$inserted"]},
+                        {"$lt": [{"$add": ["$tasks", "$left_out"]}, "$inserted"]},
                         {"$gt": ["$tasks", "$rows"]},
                         {"$ne": ["$places", "$tasks"]},
                         {"$ne": ["$done", {"$gte": ["$inserted", "$rows"]}]},

@@ -12,7 +12,8 @@ from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.store import history
 from agentrl.store.audit.problems import Check, Problem, beside, found, listed, repeated, the_one
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import Lineage, load
+from agentrl.store.documents import load
+from agentrl.store.weight_documents import Lineage
 
 
 def _without_step(of: TaskStatus, statuses: StepStatus, *members: str) -> list[Plain]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from agentrl.config.data_plane import Engines
+from agentrl.config.engines import Engines
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.http_server import build_app

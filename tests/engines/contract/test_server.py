@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900
 PROMPT = [7, 8, 9, 10]
 GREEDY = Sampling(max_new_tokens=5, temperature=0.0)
 LONG = Sampling(max_new_tokens=240, temperature=2.0)
+TRIES = 5
 
 
 async def serves(server: SglangEngine, client: HttpEngine, weights: Weights, version: int) -> None:
@@ -115,18 +116,10 @@ async def test_a_cache_of_the_weights_before_and_those_weights_themselves_are_re
     await server.update(str(first.path), 1)
 
 
-@pytest.mark.parametrize(("way", "calls"), [("group", "retract"), ("group", "in_place"), ("files", "abort")])
-async def test_calls_go_on_after_a_load_with_the_version_of_each_token_and_none_begins_during_it(
-    server: SglangEngine,
-    client: HttpEngine,
-    first: Weights,
-    second: Weights,
-    monkeypatch: pytest.MonkeyPatch,
-    way: str,
-    calls: str,
-) -> None:
-    monkeypatch.setattr(server, "_way", way)
-    monkeypatch.setattr(server, "_engines", server._engines.model_copy(update={"at_update": calls}))
+async def updated_during_a_call(
+    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
+) -> tuple[Generated, list[Generated], int]:
+    """The call, others that were asked meanwhile, and how many of those were refused."""
     await server.update(str(first.path), 1)
     call = await begun(client, "long", PROMPT, LONG)
     update = asyncio.create_task(server.update(str(second.path), 2))
@@ -143,8 +136,26 @@ async def test_calls_go_on_after_a_load_with_the_version_of_each_token_and_none_
 
     await aeventually(asked_until_it_is_there, within_s=UP_WITHIN_S, every_s=0)
     await update
-    assert server._way == way, "it fell back to files"
-    made = await call
+    return await call, between, refusals
+
+
+@pytest.mark.parametrize(("way", "calls"), [("group", "retract"), ("group", "in_place"), ("files", "abort")])
+async def test_calls_go_on_after_a_load_with_the_version_of_each_token_and_none_begins_during_it(
+    server: SglangEngine,
+    client: HttpEngine,
+    first: Weights,
+    second: Weights,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    calls: str,
+) -> None:
+    monkeypatch.setattr(server, "_way", way)
+    monkeypatch.setattr(server, "_engines", server._engines.model_copy(update={"at_update": calls}))
+    for _ in range(TRIES):
+        made, between, refusals = await updated_during_a_call(server, client, first, second)
+        assert server._way == way, "it fell back to files"
+        if calls == "abort" or len(made.versions) > 1:
+            break  # otherwise the call ended before the load began
     assert [version for version, _ in made.versions] == ([1] if calls == "abort" else [1, 2])
     before = made.versions[0][1]
     if calls == "retract":
@@ -153,7 +164,8 @@ async def test_calls_go_on_after_a_load_with_the_version_of_each_token_and_none_
         expected = [first.log_probs(ids, 2.0), second.log_probs(ids, 2.0)]
         kept = [*expected[0][3 : 3 + before], *expected[1][3 + before :]]
         assert max(abs(a - b) for a, b in zip(kept, made.log_probs, strict=True)) < 1e-3
-    assert all([version for version, _ in one.versions] in ([1], [1, 2], [2]) for one in between)
+    # A call that the load stopped at once has no token.
+    assert all([version for version, _ in one.versions] in ([1], [1, 2], [2]) or not one.ids for one in between)
     # Otherwise the first of these calls may wait for the whole update.
     assert refusals or calls != "abort"
     await serves(server, client, second, 2)

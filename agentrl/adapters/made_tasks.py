@@ -1,0 +1,101 @@
+"""The tasks of an environment of another package, as a dataset on disk.
+
+Invariants:
+- The same environment with the same arguments and version of its package is asked once; others are files of their own.
+- A file is there whole or not at all.
+- What a program says decides nothing but the keys of `DESCRIBED`: it may be a stranger's, in a sandbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.adapters.player import OWN_PYTHON, Player, PlayerError, environment_variables
+
+WITHIN_S = 300.0
+"""A package may load a dataset."""
+DESCRIBED = {"system": str, "max_turns": int, "answer_schema": str}
+"""What an environment says of itself, as its section of a run file has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a program says of its environment."""
+
+    dataset: Path
+    described: dict[str, Any]
+
+
+def made(player: Player, cache: Path, command: Sequence[str] = ()) -> Made:
+    """`command` runs the player's own in a sandbox. Raises PlayerError."""
+    folder = cache / "environments" / _key(player)
+    described, dataset = folder / "environment.json", folder / "tasks.jsonl"
+    if not described.is_file():
+        found, rows = _asked(player, command or player.command)
+        if not rows:
+            raise player.error("it has no tasks")
+        write_whole(dataset, "".join(json.dumps(row) + "\n" for row in rows))
+        write_whole(described, json.dumps(found))
+    known = json.loads(described.read_bytes())
+    return Made(dataset, {key: known[key] for key, kind in DESCRIBED.items() if isinstance(known.get(key), kind)})
+
+
+def _key(player: Player) -> str:
+    version = ""
+    if player.python == OWN_PYTHON:
+        try:
+            version = importlib.metadata.version(player.source.facts.package)
+        except importlib.metadata.PackageNotFoundError:
+            version = "not installed"
+    named = json.dumps([player.command, version], sort_keys=True)
+    return f"{player.source.environment}-{hashlib.blake2b(named.encode(), digest_size=8).hexdigest()}"
+
+
+def _asked(player: Player, command: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    asked = b'{"id": 1, "do": "describe"}\n{"id": 2, "do": "rows"}\n'
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, timeout=WITHIN_S, env=environment_variables())
+    except subprocess.TimeoutExpired:
+        raise player.error(f"its tasks were not there within {WITHIN_S:g} s") from None
+    except OSError as refused:
+        raise PlayerError(f"{player.source}: {player.python} does not start: {refused.strerror}.") from None
+    answers = {}
+    for answer in _answers(player, done.stdout):
+        if "refused" in answer:
+            raise PlayerError(str(answer["refused"]), hint=str(answer.get("hint", "")))
+        if "error" in answer:
+            raise player.error(str(answer["error"]))
+        answers[str(answer.get("id"))] = answer.get("ok")
+    described, rows = answers.get("1"), answers.get("2")
+    if not isinstance(described, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise player.error(f"its program ended with {done.returncode}: {last}")
+    return described, rows
+
+
+def _answers(player: Player, output: bytes) -> list[dict[str, Any]]:
+    """The package runs beside our program and may write anything."""
+    try:
+        found = [json.loads(line) for line in output.splitlines()]
+    except ValueError as wrong:
+        raise player.error(f"an answer of its program cannot be read: {wrong}") from None
+    if not all(isinstance(answer, dict) for answer in found):
+        raise player.error("an answer of its program cannot be read")
+    return found
+
+
+def write_whole(place: Path, text: str) -> None:
+    """Put a file in its place when it is complete."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, place)

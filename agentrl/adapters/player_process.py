@@ -1,0 +1,279 @@
+"""The process that plays an environment of another package, beside a sampler.
+
+Invariants:
+- It starts with the first request, and again with the first one after it died; the requests that it had fail.
+- However it ends, each request gets an answer or an error. One whose event loop stands still is ended.
+- What it prints is in the log of the sampler, and nowhere else; what is no answer ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.adapters.player import LONGEST_LINE, PlayerError
+
+log = logging.getLogger("environment")
+START_WITHIN_S = 300.0
+ENDS_WITHIN_S = 5.0
+OUTPUT_WITHIN_S = 1.0
+"""A process that the package started may hold the output open for longer than the program lives."""
+LOOK_EVERY_S = 0.1
+LONGEST_LOGGED = 16_000
+"""Bytes of a line; the rest of it is lines of its own."""
+LOGGED_PER_S = 100
+"""Lines; the others of a second are counted."""
+STANDS_STILL_S = 20.0
+"""After so long without a sign of life, a process that has requests is ended."""
+
+
+class Start(Protocol):
+    """One start of a process, perhaps in a sandbox."""
+
+    @property
+    def command(self) -> Sequence[str]: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def cwd(self) -> Path | None: ...
+    def passing(self) -> AbstractContextManager[list[int]]:
+        """The descriptors that it inherits, which are closed here afterwards."""
+        ...
+
+    async def ended(self, code: int) -> str:
+        """Removes what outlives the process. Returns how it ended."""
+        ...
+
+
+class Program(Protocol):
+    """How a process is started, and what its failures are called."""
+
+    @property
+    def source(self) -> object: ...
+    @property
+    def python(self) -> str: ...
+    @property
+    def command(self) -> list[str]:
+        """Without a sandbox."""
+        ...
+
+    def start(self) -> Start: ...
+    def error(self, what: str) -> PlayerError: ...
+
+
+class PlayerProcess:
+    """Belongs to one event loop."""
+
+    def __init__(self, player: Program) -> None:
+        self._player = player
+        self._process: asyncio.subprocess.Process | None = None
+        self._readers: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._ready = False
+        """Whether it has imported the package."""
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._asked: set[int] = set()
+        """Requests without an answer, also those for which nothing waits any more."""
+        self._last_line = ""
+        """That the package printed."""
+        self._logged_in, self._logged = 0, 0
+        self._fault = ""
+        """Why it is ended before its time."""
+
+    async def ask(self, do: str, **fields: Any) -> Any:
+        """Raises PlayerError."""
+        async with self._starting:
+            if not self._ready or self._readers is None or self._readers.done():
+                await self._start()
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._write(number, do, fields)
+            assert self._process is not None
+            assert self._process.stdin is not None
+            with contextlib.suppress(ConnectionError):  # Its end is reported by the reader.
+                await self._process.stdin.drain()
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def send(self, do: str, **fields: Any) -> None:
+        """A request whose answer is not needed. A process that has ended gets none."""
+        if self._readers is not None and not self._readers.done():
+            self._write(next(self._numbers), do, fields)
+
+    def _write(self, number: int, do: str, fields: dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._asked.add(number)
+        self._process.stdin.write(json.dumps({"id": number, "do": do, **fields}, default=str).encode() + b"\n")
+
+    async def close(self) -> None:
+        process, readers = self._process, self._readers
+        if process is None or readers is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(ENDS_WITHIN_S):
+                await _exit_code(process)
+        except TimeoutError:
+            _kill(process)
+        await readers
+        self._process = self._readers = None
+
+    async def _start(self) -> None:
+        await self.close()
+        start = self._player.start()
+        self._process = await self._started(start)
+        self._ready, self._last_line, self._fault = False, "", ""
+        self._asked = {0}
+        begun = self._waiting[0] = asyncio.get_running_loop().create_future()
+        self._readers = asyncio.create_task(self._read(self._process, start), name=f"environment {self._player.source}")
+        try:
+            async with asyncio.timeout(START_WITHIN_S):
+                await begun
+        except TimeoutError:
+            raise self._player.error(f"its program did not start within {START_WITHIN_S:g} s") from None
+        finally:
+            self._waiting.pop(0, None)
+        self._ready = True
+
+    async def _started(self, start: Start) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        with start.passing() as descriptors:
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    *start.command,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=pipe,
+                    env=dict(start.env),
+                    cwd=start.cwd,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                    limit=LONGEST_LINE,
+                )
+            )
+            try:
+                # A start that is cancelled half way would leave a half made sandbox.
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                with contextlib.suppress(OSError):
+                    process = await starting
+                    _kill(process)
+                    await start.ended(await _exit_code(process))
+                raise
+            except OSError as wrong:
+                raise self._player.error(f"{self._player.python} does not start: {wrong.strerror}") from None
+
+    async def _read(self, process: asyncio.subprocess.Process, start: Start) -> None:
+        """Until it ends. What waits for an answer then fails."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        of = self._player.source
+        readers = [
+            asyncio.create_task(self._take_all(process, process.stdout), name=f"answers of {of}"),
+            asyncio.create_task(self._log(process.stderr), name=f"output of {of}"),
+        ]
+        watch = asyncio.create_task(self._watch(process), name=f"life of {of}")
+        code = await _exit_code(process)
+        watch.cancel()
+        await asyncio.wait(readers, timeout=OUTPUT_WITHIN_S)
+        for reader in readers:
+            reader.cancel()
+        how = await start.ended(code)
+        why = self._fault or (f"{how}: {self._last_line}" if self._last_line else how)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(self._player.error(why))
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Ends a process that has requests and whose event loop does not run."""
+        while True:
+            await asyncio.sleep(STANDS_STILL_S / 2)
+            if not self._ready or not self._waiting:
+                continue
+            number = next(self._numbers)
+            alive = self._waiting[number] = asyncio.get_running_loop().create_future()
+            try:
+                self._write(number, "alive", {})
+                async with asyncio.timeout(STANDS_STILL_S / 2):
+                    await alive
+            except TimeoutError:
+                self._end(process, f"it holds up its own process for {STANDS_STILL_S:g} s, which was ended")
+                return
+            finally:
+                self._waiting.pop(number, None)
+
+    def _end(self, process: asyncio.subprocess.Process, fault: str) -> None:
+        self._fault = fault
+        _kill(process)
+
+    async def _take_all(self, process: asyncio.subprocess.Process, answers: asyncio.StreamReader) -> None:
+        try:
+            while line := await answers.readline():
+                self._take(json.loads(line))
+        except (ValueError, TypeError, LookupError, RecursionError) as wrong:  # It is no answer, or too long.
+            log.error("%s: an answer of its program cannot be read: %s", self._player.source, wrong)
+            self._end(process, f"an answer of its program cannot be read: {wrong}")
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if answer["id"] not in self._asked:
+            # It could keep its sampler busy with them.
+            raise ValueError(f"it answers {answer['id']!r}, which was not asked")
+        self._asked.remove(answer["id"])
+        waiting = self._waiting.get(answer["id"])
+        if waiting is None or waiting.done():
+            return
+        if "error" in answer:
+            waiting.set_exception(self._player.error(str(answer["error"])))
+        else:
+            waiting.set_result(answer["ok"])
+
+    async def _log(self, output: asyncio.StreamReader) -> None:
+        """Progress bars end their lines with a carriage return, so that no end of a line may ever come."""
+        rest = b""
+        while part := await output.read(LONGEST_LOGGED):
+            *lines, rest = (rest + part).replace(b"\r", b"\n").split(b"\n")
+            if len(rest) > LONGEST_LOGGED:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._log_line(line)
+        self._log_line(rest)
+
+    def _log_line(self, line: bytes) -> None:
+        if text := line.decode(errors="replace").strip():
+            self._last_line = text
+            second = int(time.monotonic())
+            if second != self._logged_in:
+                if self._logged > LOGGED_PER_S:
+                    log.info("%s: (%d more lines)", self._player.source, self._logged - LOGGED_PER_S)
+                self._logged_in, self._logged = second, 0
+            self._logged += 1
+            if self._logged <= LOGGED_PER_S:
+                log.info("%s: %s", self._player.source, text)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Its whole group, which is a sandbox while that is being made."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _exit_code(process: asyncio.subprocess.Process) -> int:
+    """`Process.wait` would also wait for its pipes, which a process that the package started may hold open."""
+    while process.returncode is None:
+        await asyncio.sleep(LOOK_EVERY_S)
+    return process.returncode

@@ -1,0 +1,178 @@
+"""Plays an environment of another package: `python main.py JSON`, with one request and one answer a line.
+
+Invariants:
+- Only answers are on standard output; what the package prints goes to standard error.
+- Requests are served side by side. Those of one episode follow each other, but for its end, which may come at any time.
+- An episode is scored by the same object that played it, or by one that plays the stored texts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_ENDED = 256
+"""Episodes that have ended and wait for their score. Of others the texts are played again."""
+LONGEST_LINE = 64 * 2**20
+THREADS = 32
+ENDS_WITHIN_S = 3.0
+"""After its last request, what a file of an environment is at."""
+
+
+@dataclass
+class _Running:
+    play: Any
+    row: dict[str, Any]
+    texts: list[str] = field(default_factory=list)
+    """Those that it answered."""
+    answers: bool = False
+    """Whether it is at work on another one. If its episode ends in the middle of that, it is played again to be scored.
+    """
+
+
+class Plays:
+    """The episodes of one environment."""
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        self._beginning: set[str] = set()
+        """Names of episodes."""
+        self._running: dict[str, _Running] = {}
+        """By the name of the episode."""
+        self._ended: OrderedDict[str, Any] = OrderedDict()
+        """By row and texts."""
+
+    async def describe(self, **_: Any) -> Any:
+        return await _run(self._environment.describe)
+
+    async def rows(self, **_: Any) -> Any:
+        return await _run(self._environment.rows)
+
+    async def begin(self, *, episode: str, row: dict[str, Any]) -> Any:
+        self._beginning.add(episode)
+        try:
+            play = await _run(self._environment.begin, row)
+            if episode in self._beginning:
+                self._running[episode] = _Running(play, row)
+            else:
+                await _close(play)  # Its episode ended meanwhile.
+        finally:
+            self._beginning.discard(episode)
+
+    async def answer(self, *, episode: str, text: str) -> Any:
+        if (running := self._running.get(episode)) is None:
+            raise LookupError("the program that played this episode has ended")
+        running.answers = True
+        following = await _run(running.play.answer, text)
+        running.texts.append(text)
+        running.answers = False
+        return following
+
+    async def end(self, *, episode: str) -> Any:
+        self._beginning.discard(episode)
+        if (ended := self._running.pop(episode, None)) is not None:
+            if ended.texts and not ended.answers:
+                self._keep(_key(ended.row, ended.texts), ended.play)
+            else:
+                await _close(ended.play)
+        while len(self._ended) > MOST_ENDED:
+            await _close(self._ended.popitem(last=False)[1])
+        return None
+
+    async def score(self, *, row: dict[str, Any], texts: list[str]) -> Any:
+        play, played = None, 0
+        for number in range(len(texts), 0, -1):
+            # Of an episode that ended at a limit, the last turn was not answered.
+            if (play := self._ended.pop(_key(row, texts[:number]), None)) is not None:
+                played = number
+                break
+        if play is None:
+            play = await _run(self._environment.begin, row)
+        for text in texts[played:]:
+            if not play.done:
+                await _run(play.answer, text)
+        found = await _run(play.result)
+        self._keep(_key(row, texts), play)
+        return found
+
+    def _keep(self, key: str, play: Any) -> None:
+        self._ended[key] = play
+        self._ended.move_to_end(key)
+
+
+def _key(row: dict[str, Any], texts: list[str]) -> str:
+    return hashlib.blake2b(json.dumps([row, texts], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+async def _close(play: Any) -> None:
+    if hasattr(play, "close"):
+        await _run(play.close)
+
+
+async def _run(function: Any, *arguments: Any) -> Any:
+    """A function that is not async runs in a thread, because it may take long."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+async def _serve(plays: Any, request: dict[str, Any], answers: int) -> None:
+    number, do = request.pop("id"), request.pop("do")
+    try:
+        # `alive` is answered by whatever has an event loop that runs.
+        answer = {"id": number, "ok": None if do == "alive" else await getattr(plays, do)(**request)}
+        line = json.dumps(answer, default=str)
+    except Exception as broken:  # noqa: BLE001 - the boundary to the package
+        line = json.dumps({"id": number, "error": " ".join(f"{type(broken).__name__}: {broken}".split())})
+    rest = memoryview(line.encode() + b"\n")
+    while rest:
+        rest = rest[os.write(answers, rest) :]
+
+
+async def _main(answers: int, arguments: list[str]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(THREADS))
+    # Its module is named before it is imported, because the name of the package may be the same.
+    asked = json.loads(arguments[0])
+    try:
+        environment = importlib.import_module(asked.pop("module")).Environment(**asked)
+    except BaseException as broken:  # noqa: BLE001 - the package may raise anything, SystemExit too
+        text = " ".join(f"{type(broken).__name__}: {broken}".split())
+        os.write(answers, json.dumps({"id": 0, "error": text}).encode() + b"\n")
+        return
+    os.write(answers, b'{"id": 0, "ok": null}\n')
+    serves = getattr(environment, "serves", False)
+    plays = environment if serves else Plays(environment)
+    reader = asyncio.StreamReader(limit=LONGEST_LINE)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    under_way: set[asyncio.Task[None]] = set()
+    while line := await reader.readline():
+        task = asyncio.create_task(_serve(plays, json.loads(line), answers))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+    if left := under_way | getattr(plays, "ending", set()):
+        # What asks a sampler that is gone would wait for ever. A package that makes tasks may take long.
+        await asyncio.wait(left, timeout=ENDS_WITHIN_S if serves else None)
+
+
+def main(arguments: list[str]) -> None:
+    mine = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        asyncio.run(_main(mine, arguments))
+    finally:
+        sys.stderr.flush()
+        os._exit(0)  # Threads of the package do not hold this up.
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""Environments of other packages in a run file: `environments: {lake: "gymnasium:FrozenLake-v1"}`.
+
+Invariants:
+- A program of the package is asked for its tasks when they are not there yet; after that the run file names their file
+  like any other dataset.
+- What the run file says itself has priority over what is found here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.adapters import harbor_tasks
+from agentrl.adapters.made_tasks import made, write_whole
+from agentrl.adapters.player import OWN_PYTHON, Player, PlayerError
+from agentrl.adapters.sources import Source
+from agentrl.config import own_tool_servers, paths
+from agentrl.config.relative_paths import python_at
+from agentrl.config.sandboxed_commands import command_within
+from agentrl.errors import ConfigError
+
+ROWS, HELD_OUT = 512, 64
+_COMMAND_S = 60.0
+"""Of one command of a shell."""
+_AROUND_S = 30.0
+"""What the verifier of a task may take longer than its limit before its call is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a source says of `environments.NAME`, and of `tools.NAME` if it has tools."""
+
+    environment: dict[str, Any]
+    server: dict[str, Any] = field(default_factory=dict)
+
+
+def found_in(
+    source: Source,
+    name: str,
+    given: Mapping[str, Any],
+    server: Mapping[str, Any],
+    where: str,
+    base: Path,
+    sandbox: str = "",
+) -> Found:
+    """`given` and `server` are what the run file has; paths are relative to `base`, and the sandbox is one of
+    `sandboxed_commands`. Raises ConfigError."""
+    try:
+        match source.kind:
+            case "mcp":
+                return Found({"tools": [name]}, {"url": source.name})
+            case "harbor":
+                return _harbor(Path(os.path.normpath(base / Path(source.name).expanduser())), name, server)
+        return _of_a_program(source, name, given, base, sandbox)
+    except PlayerError as cannot:
+        raise ConfigError(f"{where}: {cannot.message}", hint=cannot.hint) from None
+
+
+def _of_a_program(source: Source, name: str, given: Mapping[str, Any], base: Path, sandbox: str) -> Found:
+    python = str(given.get("python") or OWN_PYTHON)
+    player = Player(
+        source=source,
+        python=python_at(python, os.path.normpath(base / Path(python).expanduser())),
+        arguments=given.get("arguments") or {},
+        rows=_number(given, "rows", ROWS),
+        held_out=_number(given, "held_out", HELD_OUT),
+    )
+    tasks = made(player, paths.cache(), command_within(sandbox, player.command, player.program))
+    return Found({"dataset": str(tasks.dataset), "agent": name, "scorer": name, **tasks.described})
+
+
+def _harbor(folder: Path, name: str, server: Mapping[str, Any]) -> Found:
+    own = server.get("sandbox")
+    sandbox = {"kind": "process", "required": True, "private": list(harbor_tasks.PRIVATE)}
+    sandbox |= own if isinstance(own, dict) else {}
+    tasks = harbor_tasks.tasks_in(folder, has_network=bool(sandbox.get("network")))
+    dataset = paths.cache() / "environments" / f"harbor-{harbor_tasks.digest(tasks)}.jsonl"
+    if not dataset.is_file():
+        write_whole(dataset, "".join(json.dumps(task.row) + "\n" for task in tasks))
+    command = ["{python}", own_tool_servers.PROGRAM, "shell", "--workdir", harbor_tasks.WORKDIR]
+    return Found(
+        {"dataset": str(dataset), "tools": [name], "agent": name, "scorer": name, "max_turns": 24},
+        {
+            "command": [*command, "--command-s", f"{_COMMAND_S:g}"],
+            "session": "process",
+            "timeout_s": max(_COMMAND_S, *(task.verifier_s for task in tasks)) + _AROUND_S,
+            "timeout_means": "policy",
+            "crash_means": "policy",
+            "sandbox": sandbox,
+        },
+    )
+
+
+def _number(given: Mapping[str, Any], key: str, default: int) -> int:
+    """What is no number is refused later, with its place."""
+    value = given.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

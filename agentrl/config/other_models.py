@@ -1,0 +1,140 @@
+"""Defines the sections of other models than the one that is trained: services, judges, summaries of tool results.
+
+Invariants:
+- A change of these sections restarts no process: samplers read them again while they work.
+- A key is a reference to a secret.
+- Every name of a model that a section uses exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config.field_types import Flag, Natural, Number, Positive, Seconds, Secret, Section, Share, Words
+
+LIVE_SECTIONS = ("models", "judges", "summaries")
+"""What samplers read again while they work."""
+_ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
+_PLACES = re.compile(r"\{(\w+)\}")
+PLACES = ("query", "truth", "answer", "transcript")
+"""What a judge's template may name in braces."""
+Price = Annotated[Number, Field(ge=0, le=1_000_000)]
+
+
+class OtherModel(Section):
+    """A service that answers for another model, over the API of OpenAI or of Anthropic."""
+
+    kind: Literal["openai", "anthropic"] = "openai"
+    """The API: chat completions of OpenAI, which most servers have, or messages of Anthropic."""
+    url: str
+    """The address of the API, such as `https://HOST/v1`; loopback is fine."""
+    model: str
+    """The name of the model at the service."""
+    key: Secret = None
+    """A reference to its key: `env:NAME` or `file:PATH`. A file is read again when it changes."""
+    price_in: Price = 0.0
+    """The price of a million tokens of prompts, in a currency of your own."""
+    price_out: Price = 0.0
+    """The price of a million tokens that the model writes."""
+    per_minute: Natural = 0
+    """Calls a minute of all samplers together; more wait. 0: no limit."""
+    at_once: Positive = 16
+    """Calls at the same time of each sampler; more wait."""
+    timeout_s: Seconds = 60.0
+    """How long one call may take; then the next service is asked."""
+    max_tokens: Positive = 1_024
+    """The most tokens of an answer."""
+    temperature: Annotated[Number, Field(ge=0, le=2)] = 0.0
+    """Sampling temperature. A judge with several votes needs one above 0."""
+    more: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request, as the service names them."""
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> OtherModel:
+        if not _ADDRESS.fullmatch(self.url):
+            raise ValueError(f"{self.url!r} is no address; one is such as https://HOST/v1, without a user or a key")
+        return self
+
+    @property
+    def name(self) -> str:
+        """How records and screens name it: never with a key."""
+        return f"{self.model} at {self.url.split('://', 1)[1].split('/', 1)[0]}"
+
+    @property
+    def identity(self) -> str:
+        """What has limits and failures of its own: an account at a service."""
+        return f"{self.kind} {self.url} {self.model} {self.key or ''}"
+
+
+class Judge(Section):
+    """A scorer that asks another model."""
+
+    model: str
+    """The name of a model in `models`."""
+    template: str = ""
+    """What it is asked, with `{query}`, `{truth}`, `{answer}` and `{transcript}`. It must ask for a last line such as
+    `VERDICT: 0.5`, a number from 0 to 1, `CORRECT` or `WRONG`. Empty: whether the answer agrees with the truth."""
+    votes: Annotated[int, Field(strict=True, ge=1, le=25)] = 1
+    """How often it is asked. The score is the mean of the verdicts."""
+    agreement: Share = 0.0
+    """The least share of equal verdicts. With fewer it is asked as often again; if that does not help, the record stays
+    unscored."""
+
+    @model_validator(mode="after")
+    def _names_what_there_is(self) -> Judge:
+        if problem := problem_of_template(self.template):
+            raise ValueError(problem)
+        return self
+
+
+def problem_of_template(template: str) -> str:
+    """Empty, or why a judge could not be asked by it."""
+    unknown = sorted({name for name in _PLACES.findall(template)} - set(PLACES))
+    if unknown:
+        return f"template has {{{unknown[0]}}}, and may have {', '.join(f'{{{name}}}' for name in PLACES)}"
+    if template and not {"answer", "transcript"} & set(_PLACES.findall(template)):
+        return "template names neither {answer} nor {transcript}, so every episode would get the same verdict"
+    if template and "VERDICT" not in template:
+        return "template must ask for a last line such as VERDICT: 0.5"
+    return ""
+
+
+class Summaries(Section):
+    """Long results of tools are summarised by another model before the policy reads them."""
+
+    on: Flag = True
+    """Whether results are summarised now."""
+    model: str = ""
+    """The name of a model in `models`; empty: nothing is summarised."""
+    tools: Words = ()
+    """The tools whose results are summarised; empty: all."""
+    longer_than: Positive = 4_000
+    """Characters. Shorter results stay as they are."""
+    most_read: Positive = 60_000
+    """The most characters of a result that the model is given: both ends of a longer one."""
+    purpose: str = "Find what helps to answer the question."
+    """What the summary is for. A call with an argument `purpose` has its own."""
+
+
+def problems_of(
+    models: Mapping[str, tuple[OtherModel, ...]], judges: Mapping[str, Judge], summaries: Summaries
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Contradictions between these sections."""
+    known = ", ".join(models) or "none"
+    for name, services in models.items():
+        if not services:
+            yield ("models", name), "has no service; write a list of one or more, in the order in which they are asked"
+    for name, judge in judges.items():
+        if judge.model not in models:
+            yield ("judges", name, "model"), f"names the unknown model {judge.model!r}; known are: {known}"
+        elif judge.votes > 1 and all(service.temperature == 0 for service in models[judge.model]):
+            yield (
+                ("judges", name, "votes"),
+                f"is {judge.votes}, but {judge.model} answers at temperature 0, so all votes would be the same",
+            )
+    if summaries.model and summaries.model not in models:
+        yield ("summaries", "model"), f"names the unknown model {summaries.model!r}; known are: {known}"

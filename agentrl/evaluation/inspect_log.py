@@ -1,0 +1,120 @@
+"""Results as logs of inspect: one `.eval` file for each model and environment.
+
+Such a file is a zip of JSON documents: a header, the samples, and what a list of samples shows of each. An attempt is
+an epoch of its sample. Written for schema 2, which inspect has read since version 0.3.50.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.evaluation.summaries import summaries
+from agentrl.protocol.evaluation_commands import Attempt
+
+SCHEMA = 2
+_SCORE = "score"
+
+
+def write(attempts: Sequence[Attempt], directory: Path) -> list[Path]:
+    """Returns the files, in the order of the results."""
+    parts: dict[tuple[str, str], list[Attempt]] = {}
+    for one in attempts:
+        parts.setdefault((one.environment, one.model), []).append(one)
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for (environment, model), members in parts.items():
+        file = directory / (re.sub(r"[^\w.-]+", "-", f"{environment}_{model}") + ".eval")
+        _write(members, environment, model, file)
+        written.append(file)
+    return written
+
+
+def _write(attempts: Sequence[Attempt], environment: str, model: str, file: Path) -> None:
+    ordered = sorted(attempts, key=lambda one: (one.task, one.attempt))
+    half = file.with_suffix(".half")
+    with zipfile.ZipFile(half, "w", zipfile.ZIP_DEFLATED) as archive:
+        for one in ordered:
+            name = f"samples/{one.task}_epoch_{_epoch(one)}.json"
+            archive.writestr(name, json.dumps(_sample(one)))
+        archive.writestr("summaries.json", json.dumps([_summary(one) for one in ordered]))
+        archive.writestr("header.json", json.dumps(_header(ordered, environment, model)))
+    half.replace(file)
+
+
+def _header(attempts: Sequence[Attempt], environment: str, model: str) -> dict[str, Any]:
+    tasks = list(dict.fromkeys(one.task for one in attempts))
+    times = sorted(one.at for one in attempts if one.at)
+    began, ended = (times[0], times[-1]) if times else ("", "")
+    own = hashlib.blake2b(f"{environment} {model} {began}".encode(), digest_size=11).hexdigest()
+    return {
+        "version": SCHEMA,
+        "status": "success",
+        "eval": {
+            "eval_id": own,
+            "run_id": own,
+            "task_id": own,
+            "created": began,
+            "task": environment,
+            "dataset": {"name": environment, "samples": len(tasks), "sample_ids": tasks},
+            "model": f"agentrl/{model}",
+            "config": {"epochs": max(_epoch(one) for one in attempts)},
+        },
+        "plan": {},
+        "results": _results(attempts),
+        "stats": {"started_at": began, "completed_at": ended},
+    }
+
+
+def _results(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    (found,) = summaries(attempts)
+    metrics = {"mean": found.mean, "margin": found.margin, **{f"pass@{k}": at for k, at in found.passed.items()}}
+    listed = {name: {"name": name, "value": value} for name, value in metrics.items() if value is not None}
+    scores = [{"name": _SCORE, "scorer": _SCORE, "metrics": listed}]
+    return {"total_samples": len(attempts), "completed_samples": found.attempts, "scores": scores}
+
+
+def _sample(one: Attempt) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": one.query}]
+    for number, turn in enumerate(one.turns):
+        tools = turn.get("tools", ())
+        calls = [
+            {"id": f"{number}/{place}", "type": "function", "function": tool["tool"], "arguments": _plain(tool)}
+            for place, tool in enumerate(tools)
+        ]
+        messages.append({"role": "assistant", "content": turn.get("text", ""), "tool_calls": calls or None})
+        messages += [
+            {"role": "tool", "content": tool["result"], "function": tool["tool"], "tool_call_id": call["id"]}
+            for tool, call in zip(tools, calls, strict=True)
+        ]
+    return _summary(one) | {
+        "messages": messages,
+        "output": {"model": f"agentrl/{one.model}", "choices": []},
+        "total_time": one.took_s,
+    }
+
+
+def _summary(one: Attempt) -> dict[str, Any]:
+    facts = {"outcome": one.outcome, "tags": list(one.tags), "difficulty": one.difficulty}
+    return {
+        "id": one.task,
+        "epoch": _epoch(one),
+        "input": one.query,
+        "target": one.answer,
+        "metadata": facts | ({"error": one.error} if one.error else {}),
+        "scores": {_SCORE: {"value": one.score, "metadata": one.parts}} if one.is_result else {},
+    }
+
+
+def _plain(tool: dict[str, Any]) -> dict[str, Any]:
+    arguments = tool.get("arguments")
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+
+
+def _epoch(one: Attempt) -> int:
+    return one.attempt + 1

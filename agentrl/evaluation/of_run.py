@@ -1,0 +1,26 @@
+"""Two results of any kind side by side: of versions of a run, or of models in files. Pure.
+
+Invariant: tasks are the same if their names are; if two results have no name in common, if query and answer are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from agentrl.evaluation.attempts import content_of
+from agentrl.evaluation.summaries import By, Compared, comparison
+from agentrl.protocol.evaluation_commands import Attempt
+
+
+def compared(first: Sequence[Attempt], second: Sequence[Attempt], by: By = "environment") -> list[Compared]:
+    """Raises ConfigError if the two have no task in common."""
+    names = [{(one.environment, one.task) for one in those} for those in (first, second)]
+    if names[0] & names[1]:
+        return comparison(first, second, by)
+    return comparison(_by_content(first), _by_content(second), by)
+
+
+def _by_content(attempts: Iterable[Attempt]) -> list[Attempt]:
+    return [replace(one, task=one.content or content_of(one.query, one.answer)) for one in attempts]

@@ -1,0 +1,102 @@
+"""Bytes of any origin to pixels, by Pillow, within limits.
+
+Images come from datasets, tools and addresses, so they are hostile: a file may be cut off, be of another type than it
+says, or describe more pixels than the memory has.
+
+Invariants:
+- the size is read from the header, and compared with the limit, before anything is decoded;
+- formats that are not listed are not opened;
+- large images are decoded one at a time, because each of them takes some hundred megabytes meanwhile;
+- whatever is wrong with the bytes is an ImageError with one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import warnings
+from typing import Any, NamedTuple
+
+from agentrl.errors import ConfigError
+from agentrl.images.processing import ImageError, Processing, Size
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOST_DECODED_PIXELS = 64 << 20
+"""Of the image as it is stored; what the model sees of it is smaller."""
+LARGE_PIXELS = 8 << 20
+_large = threading.Lock()
+
+
+class Shown(NamedTuple):
+    """An image as a model sees it."""
+
+    png: bytes
+    size: Size
+    tokens: int
+    stored: Size
+    """As it is in its file."""
+    format: str
+
+
+def shown(data: bytes, processing: Processing) -> Shown:
+    """The image in the size that the model sees, without loss. Raises ImageError."""
+    pillow = _pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pillow.open(io.BytesIO(data), formats=FORMATS) as opened:
+                width, height = opened.size
+                size, kind = Size(height, width), str(opened.format)
+                if height * width > MOST_DECODED_PIXELS:
+                    raise ImageError(f"The image is {width}x{height}, and more than {MOST_DECODED_PIXELS} pixels.")
+                target = processing.shown_size(size)
+                with _large if height * width > LARGE_PIXELS else contextlib.nullcontext():
+                    pixels = _opaque(opened)
+                    if pixels.size != (target.width, target.height):
+                        pixels = pixels.resize((target.width, target.height), pillow.Resampling.BICUBIC)
+    except ImageError:
+        raise
+    except Exception as broken:  # noqa: BLE001 - decoders raise whatever they meet
+        raise ImageError(f"The image cannot be decoded: {_reason(broken, data)}.") from None
+    return Shown(_png(pixels), target, processing.tokens(target), size, kind.lower())
+
+
+def canary_image(processing: Processing) -> bytes:
+    """A small image of arbitrary pixels, the same in all processes, in a size that the model sees."""
+    size = processing.shown_size(Size(2 * processing.side, 3 * processing.side))
+    places = range(size.height * size.width * 3)
+    pixels = bytes((place * place * 7 + place * 31) >> 3 & 255 for place in places)
+    made = _pillow().frombytes("RGB", (size.width, size.height), pixels)
+    return _png(made)
+
+
+def _opaque(opened: Any) -> Any:
+    """On white, as people see it: black text on nothing would be black on black."""
+    if not opened.has_transparency_data:
+        return opened.convert("RGB")
+    whole = opened.convert("RGBA")
+    return _pillow().alpha_composite(_pillow().new("RGBA", whole.size, "white"), whole).convert("RGB")
+
+
+def _png(pixels: Any) -> bytes:
+    written = io.BytesIO()
+    pixels.save(written, "PNG", compress_level=1)
+    return written.getvalue()
+
+
+def _reason(broken: Exception, data: bytes) -> str:
+    if type(broken).__name__ == "UnidentifiedImageError":
+        return f"its {len(data)} bytes are none of {', '.join(FORMATS)}"
+    # The text of a decoder may have parts of the file.
+    text = " ".join(str(broken).split())[:120] or type(broken).__name__
+    return text.rstrip(".")
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        needs = "Reading images needs Pillow."
+        raise ConfigError(needs, hint="Install it with `pip install 'agentrl[train]'`.") from None
+    return Image

@@ -1,0 +1,220 @@
+"""Arguments and results of the commands that change the data of a run: tasks, records, replays, forks, checkpoints.
+
+Invariant: a command names what it changes, by ids or by a query; what is impossible is refused with a sentence before
+anything is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.knob import KnobValue
+from agentrl.protocol.message_base import Args
+
+
+class RequeueTasks(Args, frozen=True):
+    """Sample tasks again, in their next round."""
+
+    ids: tuple[str, ...]
+    note: str = ""
+
+
+class ChooseRecords(Args, frozen=True):
+    """The records that an operator changes, by name or by a filter."""
+
+    ids: tuple[str, ...] = ()
+    filter: str = ""
+    """Of the list of records, if no record is named."""
+    made_by: str = ""
+    """A sampler or an engine: only the records that it worked on."""
+    note: str = ""
+    since_canary: bool = False
+    """Only what this engine generated since it passed its last canary."""
+
+    def problem(self) -> str:
+        if self.since_canary and not self.made_by:
+            return "The canary is that of an engine: name it by --made-by."
+        if self.ids and (self.filter or self.made_by):
+            return "Name records, or find them by --filter and --made-by."
+        return "" if self.ids or self.filter or self.made_by else "Name records, or find them by --filter or --made-by."
+
+
+class ExcludeRecords(ChooseRecords, frozen=True):
+    """Keep scored records out of training. The baselines of their groups are computed again without them."""
+
+
+class RequeueRecords(ChooseRecords, frozen=True):
+    """Attempt the seats of records again that failed, or were abandoned, excluded or cancelled. If their group is
+    closed, the whole task is sampled again."""
+
+
+class CancelRecords(ChooseRecords, frozen=True):
+    """End records that have not ended. Their episodes stop, and their seats stay empty."""
+
+
+class RescoreRecords(ChooseRecords, frozen=True):
+    """Score scored records again. The baselines of their groups are computed again."""
+
+    scorer: str = ""
+    """Another scorer than those of the tasks."""
+
+
+class ReviewRecords(ChooseRecords, frozen=True):
+    """Note a verdict on records."""
+
+    verdict: Literal["good", "bad", "golden", "none"] = "none"
+    """`none` removes it."""
+
+
+class RollBack(Args, frozen=True):
+    """Go on from an earlier checkpoint, in a new lineage."""
+
+    to: str
+    """The id of a checkpoint, a version, or `best`: the checkpoint with the best evaluation."""
+    note: str = ""
+    """Why; an execution needs it."""
+    keep_knobs: bool = False
+    """Leave scientific knobs as they are. Otherwise they get the values from before the checkpoint."""
+
+
+class RollbackPreview(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer of the steward to a preview of `rollback`."""
+
+    effect: Effect
+    settings: dict[str, KnobValue] = {}
+    """The values of scientific knobs before the checkpoint."""
+    trained_at: float = 0.0
+    """When the last step before the checkpoint was committed, for the scientific knobs that it does not contain."""
+
+
+class AddTasks(Args, frozen=True):
+    """Rows of a file become tasks of an environment, at the end of its queue."""
+
+    environment: str
+    file: str
+    """A path on the host of the steward."""
+
+
+MOST_REPLAYS = 1000
+
+
+class ReplayCalls(Args, frozen=True):
+    """Execute recorded tool calls again, in sessions of their own, and compare the results."""
+
+    calls: tuple[str, ...] = ()
+    """Ids of at most MOST_REPLAYS tool calls. Exactly one of `calls` and `filter` is given."""
+    filter: str = ""
+    """A query on failed tool calls, the newest first."""
+    most: int = 50
+    """With `filter`: at most this many calls."""
+    times: int = 1
+    server: str = ""
+    """Another server to run them on; empty means the one on which each ran."""
+    edit: dict[str, Any] | None = None
+    """Other arguments, for a single call."""
+    allow: tuple[str, ...] = ()
+    """Tools with effects outside of the session that may run, as `server.tool`."""
+    despite_differences: bool = False
+    """Run the call even if an earlier call, which rebuilds the session, returns something else than then."""
+    then: str = ""
+    """`fork`: fork the records of calls that work now."""
+    note: str = ""
+
+    def problem(self) -> str:
+        if bool(self.calls) == bool(self.filter):
+            return "replay needs either ids of tool calls or a filter."
+        if self.edit is not None and len(set(self.calls)) != 1:
+            return "Edited arguments belong to one call; name exactly one."
+        if self.then not in ("", "fork"):
+            return "What follows a replay can only be `fork`."
+        if not 1 <= self.times <= 20:
+            return "A call is replayed 1 to 20 times."
+        if len(self.calls) > MOST_REPLAYS:
+            return f"One command replays at most {MOST_REPLAYS} calls, and {len(self.calls)} are named."
+        return "" if 1 <= self.most <= MOST_REPLAYS else f"One command replays 1 to {MOST_REPLAYS} calls."
+
+
+class ForkRecords(Args, frozen=True):
+    """Go on from a place in a record, or from the results of replays."""
+
+    target: str = ""
+    """A record, RECORD/TURN to sample that turn again, or a tool call to go on behind it."""
+    replays: tuple[str, ...] = ()
+    """Instead: ids of replays, whose results take the places of the recorded ones, or of operations."""
+    result: str | None = None
+    """What the tool call shall have returned."""
+    message: str | None = None
+    """What the user shall have said at the beginning."""
+    times: int = 0
+    """How many records go on from there; 0: as the rules say."""
+    note: str = ""
+
+    def problem(self) -> str:
+        if bool(self.target) == bool(self.replays):
+            return "Name a record or one of its tool calls, or replays."
+        if self.result is not None and self.message is not None:
+            return "Edit either the result of a call or the message."
+        if self.replays and (self.result is not None or self.message is not None):
+            return "A fork from a replay has the result of the replay."
+        if self.message is not None and not self.message.strip():
+            return "The message of a fork must not be empty."
+        return "" if 0 <= self.times <= 64 else "A record is forked 1 to 64 times."
+
+
+class KeepReplays(Args, frozen=True):
+    """Note that replays were looked at, and that their records stay as they are."""
+
+    ids: tuple[str, ...]
+    note: str = ""
+
+
+class ExcludeReplayed(Args, frozen=True):
+    """Exclude the records of replays from training."""
+
+    ids: tuple[str, ...]
+    note: str = ""
+
+
+class StopReplays(Args, frozen=True):
+    """Hold queued replays back. Those that run end."""
+
+    ids: tuple[str, ...]
+    """Ids of replays, or beginnings of the ids of operations."""
+
+    def problem(self) -> str:
+        return _problem_of_names(self.ids)
+
+
+class ContinueReplays(Args, frozen=True):
+    """Let replays go on that were held back."""
+
+    ids: tuple[str, ...]
+
+    def problem(self) -> str:
+        return _problem_of_names(self.ids)
+
+
+def _problem_of_names(ids: tuple[str, ...]) -> str:
+    return "" if ids and all(ids) else "Name replays or operations; `agentrl replays list` shows them."
+
+
+class PinCheckpoint(Args, frozen=True):
+    """Exempt a checkpoint from retention."""
+
+    id: str
+
+
+class UnpinCheckpoint(Args, frozen=True):
+    id: str
+
+
+class Done(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of a command that a unit executed."""
+
+    lines: tuple[str, ...] = ()
+    result: dict[str, KnobValue] = {}
+    under_way: str = ""
+    """How far it is, if it is not done; the coordinator sends the command again until it is."""

@@ -1,0 +1,82 @@
+"""Arguments and results of the query on other models: what they did and cost, and whether their services answer now.
+
+Invariant: a key is in no row, and neither is what was asked or answered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agentrl.protocol.message_base import Args
+
+
+class OtherModels(Args, frozen=True):
+    """-> OtherModelsReport"""
+
+    record: str = ""
+    """Only the calls for the sake of this record."""
+    failed: bool = False
+    """Only calls with an error."""
+    limit: int = 20
+    model: str = ""
+    """Only the calls of this model."""
+    purpose: str = ""
+    """Only the calls for this purpose."""
+
+
+class ServiceRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One service of a model, as the run file names it, and as samplers find it."""
+
+    model: str
+    place: int
+    """Services are asked in this order, from 1."""
+    service: str
+    """`large at api.example.com`"""
+    kind: str = ""
+    per_minute: int = 0
+    """Calls a minute of all samplers together; 0: no limit."""
+    this_minute: int = 0
+    """Calls in this minute, if there is a limit. Those beyond it were not made."""
+    at_once: int = 0
+    """Calls at the same time of each sampler."""
+    timeout_s: float = 0.0
+    price_in: float = 0.0
+    """Of a million tokens; as the next one."""
+    price_out: float = 0.0
+    failing_at: tuple[str, ...] = ()
+    """Samplers whose last try failed."""
+    failures: int = 0
+    """In a row, at the sampler with the most."""
+    rests_until: float = 0.0
+    """No sampler that it failed asks it before; 0 if some sampler asks it at any time."""
+    error: str = ""
+    """Of the last failed try."""
+    failed_at: float = 0.0
+
+
+class OtherModelsReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What other models than the trained one did: judges, users, summaries."""
+
+    usage: tuple[dict[str, Any], ...] = ()
+    """Sums by model and purpose, the most expensive first."""
+    calls: tuple[dict[str, Any], ...] = ()
+    """The newest first."""
+    services: tuple[ServiceRow, ...] = ()
+    """By model, in the order in which they are asked."""
+    used_by: dict[str, tuple[str, ...]] = {}
+    """Judges and summaries by the model that they ask."""
+    counted_at: float = 0.0
+
+
+QUERIES: tuple[tuple[str, type[Args], Any, str, str], ...] = (
+    (
+        "other_models",
+        OtherModels,
+        OtherModelsReport,
+        "models",
+        "Judges and other helpers: calls, tokens, cost, services.",
+    ),
+)
+"""The queries of the table of commands that are about other models."""

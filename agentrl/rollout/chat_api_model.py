@@ -1,0 +1,65 @@
+"""A model behind an OpenAI-compatible address, for episodes that are tried.
+
+Invariants:
+- It gets the conversation as messages; how the prompt of a run would be written does not matter to it.
+- Nothing that it says may train: its tokens are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.chat.template import Template
+from agentrl.engines.interface import NO_BYTES, Generated, Sampling
+from agentrl.engines.openai_calls import OpenAiCalls
+
+_ROLES = {"tool": "user", "": "user"}
+"""Results of tools are messages of the user: the system prompt describes the tools."""
+
+
+class ChatApiModel:
+    """An engine of one process."""
+
+    def __init__(self, template: Template, url: str, name: str, key: str, version: int, *, max_tokens: int) -> None:
+        """`max_tokens` of an answer are counted by the service."""
+        self._api = OpenAiCalls(url, key)
+        self._max_tokens = max_tokens
+        self._template = template
+        self._name = name
+        self._version = version
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    async def generate(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        images: Mapping[int, bytes] = NO_BYTES,
+    ) -> Generated:
+        body = {
+            "model": self._name,
+            "messages": [
+                {"role": _ROLES.get(role, role), "content": text} for role, text in self._template.messages(ids)
+            ],
+            "max_tokens": min(self._max_tokens, sampling.max_new_tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        answer = await self._api.answer(body, within_s=deadline_s)
+        ids, cut = self._template.assistant(answer.text), answer.finish == "length"
+        if cut or len(ids) > sampling.max_new_tokens:
+            ids, cut = ids[:-1][: sampling.max_new_tokens] or ids, True
+        return Generated(
+            ids=ids,
+            log_probs=[0.0] * len(ids),
+            versions=[(self._version, len(ids))],
+            finish="length" if cut else "stop",
+        )
+
+    async def abort(self, rid: str) -> None:
+        """The answer of a call that is not awaited is dropped."""

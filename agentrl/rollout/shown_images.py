@@ -1,0 +1,211 @@
+"""The images of episodes as the model sees them.
+
+Invariants:
+- an image is decoded once for all episodes of a sampler that show it at about the same time, in a thread;
+- the tokens of an image depend on its bytes and on the model alone, so all records of a run have the same ones;
+- an image that an episode shows is noted as used, so that retention keeps it as long as the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from agentrl.images import decoding
+from agentrl.images.processing import ImageError, Processing
+from agentrl.store import images
+from agentrl.store.database import Database
+from agentrl.store.documents import Image
+from agentrl.tokens import image_ids, image_marks
+
+MOST_BYTES = 64 << 20
+MOST_TOKENS = 16_384
+"""Of one image."""
+MOST_OF_LOOP_BYTES = 32 << 20
+"""What the loop of an episode may store: its images outlive it."""
+
+
+class Shown(NamedTuple):
+    number: int
+    png: bytes
+    ids: list[int]
+
+
+class ImageShelf(Protocol):
+    """Where images are kept."""
+
+    async def put(self, data: bytes) -> Image: ...
+
+    async def get(self, name: str) -> Image | None: ...
+
+    async def use(self, name: str) -> None:
+        """A record is about to name it."""
+        ...
+
+    async def decoded(self, image: Image, found: decoding.Shown) -> None:
+        """What was found out about it."""
+        ...
+
+
+class DatabaseShelf:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def put(self, data: bytes) -> Image:
+        return await images.put(self._database, data)
+
+    async def get(self, name: str) -> Image | None:
+        return (await images.get(self._database, [name])).get(name)
+
+    async def use(self, name: str) -> None:
+        await images.use(self._database, name)
+
+    async def decoded(self, image: Image, found: decoding.Shown) -> None:
+        if not image.width:
+            size = found.stored
+            await images.note_size(self._database, image, width=size.width, height=size.height, format=found.format)
+
+
+class MemoryShelf:
+    """For episodes without a database."""
+
+    def __init__(self) -> None:
+        self._images: dict[str, Image] = {}
+
+    async def put(self, data: bytes) -> Image:
+        name = hashlib.sha256(data).hexdigest()
+        return self._images.setdefault(name, Image(id=name, number=len(self._images), data=data, length=len(data)))
+
+    async def get(self, name: str) -> Image | None:
+        return self._images.get(name)
+
+    async def use(self, name: str) -> None:
+        """Nothing is removed from it."""
+
+    async def decoded(self, image: Image, found: decoding.Shown) -> None:
+        """It is not kept: only people read it."""
+
+
+class ShownImages:
+    """Of all episodes of a process."""
+
+    def __init__(self, shelf: ImageShelf, how: Processing | None, *, most_bytes: int) -> None:
+        """`how` the model is shown images; None if it reads texts only."""
+        self._shelf = shelf
+        self._how = how
+        self.most_bytes = most_bytes
+        self._known: OrderedDict[str, Shown] = OrderedDict()
+        self._used: dict[str, float] = {}
+        """When the use of each known one was last noted."""
+        self._under_way: dict[str, asyncio.Task[Shown]] = {}
+        self._bytes = 0
+
+    @property
+    def can_be_read(self) -> bool:
+        return self._how is not None
+
+    async def shown(self, name: str) -> Shown:
+        """Raises ImageError."""
+        if name in self._known:
+            self._known.move_to_end(name)
+            found = self._known[name]
+            if time.monotonic() - self._used[name] > images.USED_EVERY_S:
+                self._used[name] = time.monotonic()
+                await self._shelf.use(name)
+            return found
+        if self._how is None:
+            raise ImageError("The model reads no images.")
+        if not image_marks.is_stored(name):
+            raise ImageError(name.removeprefix(image_marks.REFUSED))
+        if name not in self._under_way:
+            work = asyncio.create_task(self._decoded(name, self._how), name=f"image {name[:12]}")
+            self._under_way[name] = work
+            work.add_done_callback(lambda _: self._is_decoded(name))
+        # An episode that is cancelled leaves it to the others that wait for it.
+        return await asyncio.shield(self._under_way[name])
+
+    def _is_decoded(self, name: str) -> None:
+        work = self._under_way.pop(name)
+        if not work.cancelled():
+            work.exception()  # Whoever waited has it; if all were cancelled, nobody needs it.
+
+    async def _decoded(self, name: str, how: Processing) -> Shown:
+        await self._shelf.use(name)
+        image = await self._shelf.get(name)
+        if image is None:
+            raise ImageError(f"The image {name[:12]} is not stored.")
+        found = await asyncio.to_thread(decoding.shown, image.data, how)
+        if found.tokens > MOST_TOKENS:
+            raise ImageError(f"The image {name[:12]} has {found.tokens} tokens, and at most {MOST_TOKENS} are allowed.")
+        await self._shelf.decoded(image, found)
+        made = Shown(image.number, found.png, [image_ids.id_of(image.number)] * found.tokens)
+        self._known[name], self._used[name] = made, time.monotonic()
+        self._bytes += len(made.png)
+        while self._bytes > MOST_BYTES and len(self._known) > 1:
+            gone, shown = self._known.popitem(last=False)
+            self._bytes -= len(shown.png)
+            del self._used[gone]
+        return made
+
+    async def kept(self, data: bytes) -> str:
+        """Stores an image that a tool or a loop made; its name. Raises ImageError if the model cannot be shown it."""
+        if len(data) > self.most_bytes:
+            raise ImageError(f"The image has more than {self.most_bytes} bytes.")
+        if self._how is None:
+            raise ImageError("The model reads no images.")
+        await asyncio.to_thread(decoding.shown, data, self._how)
+        name = (await self._shelf.put(data)).id
+        await self.shown(name)
+        return name
+
+
+class EpisodeImages:
+    """Those that one episode has shown so far."""
+
+    def __init__(self, all_images: ShownImages) -> None:
+        self._all = all_images
+        self._by_name: dict[str, Shown] = {}
+        self._of_loop_bytes = 0
+
+    @property
+    def tokens(self) -> Mapping[str, Sequence[int]]:
+        return {name: one.ids for name, one in self._by_name.items()}
+
+    async def load(self, *texts: str) -> None:
+        """The images that these texts name. Raises ImageError."""
+        for name in image_marks.names_in(*texts):
+            if name not in self._by_name:
+                self._by_name[name] = await self._all.shown(name)
+
+    async def of_tool(self, text: str, images: Mapping[str, bytes]) -> str:
+        """The result of a tool with the names of stored images. What cannot be shown is said in words."""
+        names = {} if self._all.can_be_read else dict.fromkeys(images, "[an image, which the model cannot read]")
+        for key, data in images.items() if self._all.can_be_read else ():
+            try:
+                names[key] = image_marks.mark(await self._all.kept(data))
+            except ImageError as wrong:
+                names[key] = f"[no image: {wrong.message}]"
+        return image_marks.replaced(text, lambda name: names.get(name) or image_marks.words(name))
+
+    async def of_loop(self, data: bytes) -> str:
+        """A text that shows an image of an agent loop, which is stored. Raises ImageError."""
+        self._of_loop_bytes += len(data)
+        if self._of_loop_bytes > MOST_OF_LOOP_BYTES:
+            raise ImageError(f"The loop has made more than {MOST_OF_LOOP_BYTES >> 20} MiB of images in this episode.")
+        text = image_marks.mark(await self._all.kept(data))
+        await self.load(text)
+        return text
+
+    def shown_in(self, *texts: str) -> list[bytes]:
+        """The images of these texts, in order, as the model sees them: of those that this episode has shown."""
+        names = image_marks.names_in(*texts)
+        return [self._by_name[name].png for name in names if name in self._by_name]
+
+    def in_prompt(self, ids: Iterable[int]) -> dict[int, bytes]:
+        """The images that these tokens show, as engines get them."""
+        wanted = set(image_ids.numbers_in(ids))
+        return {one.number: one.png for one in self._by_name.values() if one.number in wanted}

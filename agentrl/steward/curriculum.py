@@ -1,0 +1,67 @@
+"""The stage of the curriculum: what the store says of it, and when the next one begins.
+
+Invariants: the stage is one document, moved on by a conditional update, so two stewards and a restart go through the
+stages once; what was measured when a stage ended is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from agentrl.policies import curriculum
+from agentrl.policies.curriculum import Stage
+from agentrl.store.database import Database, Plain
+
+log = logging.getLogger("steward")
+COLLECTION = "Curriculum"
+_ID = {"_id": "stage"}
+
+
+async def stage(database: Database, stages: Sequence[Stage]) -> int:
+    """The number of the stage, after a look whether it is over."""
+    if not stages:
+        return 0
+    found = await database.find_one(COLLECTION, _ID)
+    if found is None:
+        begin: Plain = {"$setOnInsert": {"stage": 0, "since": await database.now(), "passed": []}}
+        await database.update_one(COLLECTION, _ID, begin, upsert=True)
+        return 0
+    number = int(found["stage"])
+    if number >= len(stages) - 1:
+        return len(stages) - 1
+    why = curriculum.reached(stages[number], await _scores(database, stages[number], found["since"]))
+    if not why:
+        return number
+    now = await database.now()
+    passed = {"stage": number, "why": why, "at": now}
+    update: dict[str, Any] = {"$set": {"stage": number + 1, "since": now}, "$push": {"passed": passed}}
+    if await database.update_one(COLLECTION, _ID | {"stage": number}, update):
+        log.info("stage %d of the curriculum is over: %s", number + 1, why)
+    return number + 1
+
+
+async def scores_of_stage(database: Database, stages: Sequence[Stage]) -> tuple[int, list[float]] | None:
+    """The number of the stage that is under way, and what it has reached. None before the first round of a steward."""
+    found = await database.find_one(COLLECTION, _ID)
+    if found is None or not stages:
+        return None
+    number = min(int(found["stage"]), len(stages) - 1)
+    return number, await _scores(database, stages[number], found["since"])
+
+
+async def _scores(database: Database, stage: Stage, since: datetime) -> list[float]:
+    """Of the newest groups that were admitted in the stage and have closed."""
+    if stage.until is None:
+        return []
+    closed = {"environment": stage.until.environment, "purpose": "train", "baseline": {"$ne": None}}
+    found = await database.find(
+        "Task",
+        {"admitted_at": {"$gte": since}, **closed},
+        sort=[("admitted_at", -1)],
+        limit=stage.until.groups,
+        projection=["baseline"],
+    )
+    return [float(task["baseline"]["mean"]) for task in found]

@@ -1,0 +1,100 @@
+"""The images of a run.
+
+Invariants:
+- an image is stored once, by the hash of its bytes, and never changed;
+- its number, by which tokens name it, belongs to no other image of the run, also after its bytes were removed;
+- bytes are removed only of what no task names, and no record with details has used: every use notes the time, and what
+  was not used since the oldest of those tasks was admitted is named by none of their records. A use and a removal are
+  one update each, so whoever has used an image finds it later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import timedelta
+
+from agentrl.policies.status_tables import TaskStatus
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import Image, load, load_if, to_bson
+from agentrl.store.update_expressions import NOW, setting
+from agentrl.tokens import image_ids
+
+COLLECTION = "Image"
+USED_EVERY_S = 600.0
+"""How often a process notes that it uses an image that it has."""
+SLACK_S = 3600.0
+"""Longer than that."""
+MOST_BYTES = 12 << 20
+"""A document of the database holds 16 MiB."""
+
+
+async def put(database: Database, data: bytes, *, of_task: bool = False) -> Image:
+    """The stored image with these bytes, which is used from now on; `of_task`: by a task, for ever."""
+    name = hashlib.sha256(data).hexdigest()
+    number = image_ids.first_number(name)
+    while True:
+        if (known := await use(database, name, of_task=of_task)) is not None:
+            if known.removed:
+                restored = {"$set": {"data": data, "removed": False}}
+                await database.update_one(COLLECTION, {"_id": name, "removed": True}, restored)
+            known.data, known.removed = data, False
+            return known
+        stored = Image(id=name, number=number, data=data, length=len(data), of_task=of_task)
+        stored.used_at = await database.now()
+        if not await database.insert_new(COLLECTION, [to_bson(stored)]):
+            # Another image has the number, or another process stored this one.
+            number = (number + 1) % image_ids.NUMBERS
+
+
+async def use(database: Database, name: str, *, of_task: bool = False) -> Image | None:
+    """Note that a record, or a task, is about to name it. Returns it without its bytes; None if it is not stored.
+    Images that an earlier release stored have no time, and stay."""
+    used_at = {"$cond": [{"$eq": [{"$type": "$used_at"}, "date"]}, NOW, "$used_at"]}
+    update = setting({"of_task": True} if of_task else {}, used_at=used_at)
+    return load_if(Image, await database.find_one_and_update(COLLECTION, {"_id": name}, update, projection={"data": 0}))
+
+
+async def remove_unused(database: Database) -> int:
+    """Remove the bytes of images that no record with details can name. Answers of how many.
+
+    The detour over the oldest task spares a list of the images of each record. One task that is never consumed keeps
+    the images of all records after it.
+    """
+    oldest: list[Plain] = [
+        # With the statuses the index on what is pruned is good for it.
+        {"$match": {"status": {"$in": list(TaskStatus)}, "pruned": {"$ne": True}, "admitted_at": {"$type": "date"}}},
+        {"$group": {"_id": None, "at": {"$min": {"$ifNull": ["$first_admitted_at", "$admitted_at"]}}}},
+    ]
+    found = await database.aggregate("Task", oldest)
+    before = (found[0]["at"] if found else await database.now()) - timedelta(seconds=SLACK_S)
+    unused = {"removed": False, "of_task": False, "used_at": {"$lt": before}}
+    return await database.update_many(COLLECTION, unused, {"$set": {"removed": True, "data": b""}})
+
+
+async def get(database: Database, names: Iterable[str]) -> dict[str, Image]:
+    """By the hashes of their bytes; those that are not stored are missing, and those whose bytes were removed."""
+    found = await database.find(COLLECTION, {"_id": {"$in": sorted(set(names))}, "removed": {"$ne": True}})
+    return {one.id: one for one in (load(Image, document) for document in found)}
+
+
+async def of_numbers(database: Database, numbers: Iterable[int]) -> dict[int, Image]:
+    """By the numbers that tokens have."""
+    wanted = sorted(set(numbers))
+    if not wanted:
+        return {}
+    found = await database.find(COLLECTION, {"number": {"$in": wanted}, "removed": {"$ne": True}})
+    return {one.number: one for one in (load(Image, document) for document in found)}
+
+
+async def described(database: Database, names: Iterable[str] = (), numbers: Iterable[int] = ()) -> list[Image]:
+    """Without their bytes."""
+    named: list[dict[str, object]] = [{"_id": {"$in": sorted(set(names))}}, {"number": {"$in": sorted(set(numbers))}}]
+    found = await database.find(COLLECTION, {"$or": named}, projection={"data": 0})
+    return [load(Image, document) for document in found]
+
+
+async def note_size(database: Database, image: Image, *, width: int, height: int, format: str) -> None:
+    """What the first process that decoded it found; for people."""
+    seen = {"width": width, "height": height, "format": format}
+    await database.update_one(COLLECTION, {"_id": image.id, "width": 0}, {"$set": seen})

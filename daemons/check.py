@@ -1,0 +1,178 @@
+"""Checks environments against their contract: `python -m daemons.check`, which reads what to check as JSON and writes
+lines of JSON.
+
+Invariants:
+- Each finding is written as soon as it is found, and each probe before it begins: if this process dies, the command
+  that started it knows what was tried, and starts another one for the rest.
+- A sign of life is written every second, also while the code of an environment holds up everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agentrl.config.run import RunConfig
+from agentrl.environments.environment import declared
+from agentrl.errors import AgentrlError, ExitCode
+from agentrl.rollout import chat_format, user_code, user_places, user_tasks
+from agentrl.rollout.contract import leaks
+from agentrl.rollout.contract.findings import Finding, Findings
+from agentrl.rollout.contract.kit import Kit, StuckError
+from agentrl.rollout.contract.scripted_model import ScriptedModel
+from agentrl.rollout.user_code_guard import LoopWatch, no_exit
+from agentrl.rollout.user_places import Place
+from daemons.program_messages import keep_messages_apart, tell
+from daemons.trial_services import (
+    VERSION,
+    surroundings_of,
+    tasks_of,
+    toolbox,
+    without_token_limits,
+    words_directory,
+)
+
+SLOTS = 1_000
+ROWS = 8
+ALIVE_EVERY_S = 1.0
+LATE_S = 0.25
+"""Code that blocks the event loop for as long is a fault."""
+LOOK_EVERY_S = 0.02
+_FRAME = re.compile(r'File "(.+)", line (\d+) in')
+
+
+class _WrittenFindings(Findings):
+    """They are written when they are found."""
+
+    def __init__(self, environment: str) -> None:
+        super().__init__()
+        self._environment = environment
+
+    def add(self, name: str, sentence: str, place: Place | None = None, **level: Any) -> None:
+        before = len(self.all)
+        super().add(name, sentence, place, **level)
+        for finding in self.all[before:]:
+            tell(**finding.plain(self._environment))  # type: ignore[arg-type]
+
+
+async def main(config: RunConfig, asked: dict[str, Any]) -> bool:
+    """False if an episode does not end, so that another process has to go on."""
+    user_tasks.install()
+    begun = leaks.Begun()
+    user_code.load(config)
+    chosen = {each.name: each for each in declared()}
+    with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
+        chat = chat_format.of_run(words_directory(config, Path(folder)), config)
+        model = ScriptedModel(chat.template, VERSION)
+        async with (
+            toolbox(config, Path(folder)) as tools,
+            surroundings_of(config, chat, model, tools, at_once=SLOTS) as around,
+        ):
+            own = frozenset(child.pid for child in psutil.Process().children())
+            try:
+                for name in asked["environments"]:
+                    kit = Kit(
+                        around,
+                        name,
+                        [without_token_limits(task) for task in await tasks_of(config, name, ROWS)],
+                        model,
+                        tools,
+                        _WrittenFindings(name),
+                        declared=chosen.get(name),
+                        at_most_s=float(asked["at_most_s"]),
+                        side_by_side=int(asked["side_by_side"]),
+                        begun=begun,
+                        own_children=own,
+                    )
+                    await _check(kit, name, asked)
+            except StuckError:
+                return False
+    return True
+
+
+async def _check(kit: Kit, name: str, asked: dict[str, Any]) -> None:
+    at_most_s = float(asked["at_most_s"])
+
+    def stuck(place: Place | None) -> None:
+        finding = Finding("hangs", "the code does not end, and goes on when it is interrupted", place)
+        tell(**finding.plain(name))  # type: ignore[arg-type]
+        tell("stuck")
+
+    watch = LoopWatch(kit.late, at_most_s=at_most_s, late_s=LATE_S, every_s=LOOK_EVERY_S, on_stuck=stuck)
+    with watch, no_exit():
+        for probe, run in kit.probes.items():
+            if not kit.hopeless:
+                tell("probe", environment=name, probe=probe)
+                await run()
+    tell("checked", environment=name)
+
+
+def _died(died: dict[str, Any], crash_file: Path) -> None:
+    """What the process before this one died of."""
+    place = _last_line_of_a_user(crash_file.read_text(errors="replace"))
+    signal = -int(died["status"])
+    if died["hung"]:
+        name, what = "hangs", "the code does not return, and nothing interrupts it"
+    elif signal > 0:
+        name, what = "crashes", f"the code ends its process by signal {signal}"
+    else:
+        name, what = "ends-process", f"the code ends its process with status {died['status']}"
+    finding = Finding(name, f"{what} ({died['probe']})", place)
+    tell(**finding.plain(died["environment"]))  # type: ignore[arg-type]
+    crash_file.write_text("")
+
+
+def _last_line_of_a_user(stacks: str) -> Place | None:
+    for file, line in _FRAME.findall(stacks):
+        if user_places.is_users(file):
+            return Place(file, int(line))
+    return None
+
+
+def _show_life() -> None:
+    stop = threading.Event()
+
+    def show() -> None:
+        while not stop.wait(ALIVE_EVERY_S):
+            tell("alive")
+
+    threading.Thread(target=show, name="show life", daemon=True).start()
+
+
+def run(line: str) -> int:
+    asked = json.loads(line)
+    logging.basicConfig(level=logging.CRITICAL, stream=sys.stderr, format="%(message)s")
+    crash_file = Path(asked["crash_file"])
+    with crash_file.open("a") as crashes:
+        faulthandler.enable(crashes)
+        try:
+            config = RunConfig.model_validate(asked["config"])
+            if asked["died"]:
+                _died(asked["died"], crash_file)
+            _show_life()
+            whole = asyncio.run(main(config, asked)) if asked["environments"] else True
+        except AgentrlError as wrong:
+            tell("failed", message=wrong.message, hint=wrong.hint, exit_code=int(wrong.exit_code))
+            return int(wrong.exit_code)
+        finally:
+            faulthandler.disable()
+    tell("done" if whole else "stuck")
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    keep_messages_apart()
+    code = run(sys.stdin.readline())
+    sys.stderr.flush()
+    os._exit(code)  # Threads that an environment started do not hold this up.

@@ -1,0 +1,35 @@
+"""Games of Gymnasium with faults, found by the program under `tests.adapters.planted:NAME`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+from gymnasium.spaces import Discrete
+
+
+class Counting(gymnasium.Env[int, int]):
+    """Gives 1 for each action 1, and prints."""
+
+    observation_space = Discrete(100)
+    action_space = Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        print("a game begins")
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        match int(action):
+            case 2:
+                os._exit(7)
+            case 3:
+                time.sleep(1000)
+        print("a step" * 1000)
+        return self.steps, float(action), self.steps >= 3, False, {}
+
+
+gymnasium.register("Counting-v0", entry_point=Counting)

@@ -1,0 +1,137 @@
+"""A step of four ranks that share every weight (FSDP2), compared with one process on the same cores.
+
+All ranks are processes of this machine and exchange weights and gradients by gloo over the loopback address. Both train
+the same batch: the ranks with one thread each, the process with as many threads as there are cores. So the ranks have
+no processor more, and what they take longer is the price of exchanging and of work that each of them repeats.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.training.batch import Batch, Segment, Trajectory
+from agentrl.training.learner import Learner
+from agentrl.training.learner_settings import LearnerSettings
+from agentrl.training.mesh import Sizes
+from tests.benchmarks.report import Outcome, median
+
+RANKS = 4
+REPEATS = 3
+GROUPS, LENGTH, PER_BATCH = 8, 2048, 4096
+"""A step has 8 groups of one record, and a rank has one micro-batch of it."""
+MOST = 1.3
+ENOUGH_S = 1800.0
+SHAPE: dict[str, Any] = {
+    "vocab_size": 8192,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": LENGTH,
+}
+"""25 million parameters, in the proportions of Qwen3."""
+
+
+def measure() -> Outcome:
+    cores = len(os.sched_getaffinity(0))
+    outcome = Outcome(f"a step of {RANKS} ranks with FSDP2, next to one process on the same {cores} cores")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        model = Path(folder) / "model"
+        torch.manual_seed(0)
+        transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE)).save_pretrained(model)
+        # In turn, because the machine may be slower in one minute than in the next.
+        with team(model, 1, cores) as one, team(model, RANKS, 1) as several:
+            found = [(one(), several()) for _ in range(REPEATS + 1)][1:]
+    alone, together = (median([pair[place]["seconds"] for pair in found]) for place in (0, 1))
+    losses = [pair[place]["loss"] for pair in found[:1] for place in (0, 1)]
+    assert abs(losses[0] - losses[1]) < 1e-4, f"the ranks learned something else: {losses}"
+    outcome.within(f"a step of {GROUPS * LENGTH:,} tokens", together, "s", "one process", alone, MOST)
+    outcome.plain("tokens of all ranks together", GROUPS * LENGTH / together, "/s")
+    used = [median([pair[place]["processor"] for pair in found]) for place in (0, 1)]
+    outcome.share("processor time", used[1], "s", "one process", used[0], 0)
+    return outcome
+
+
+@contextmanager
+def team(model: Path, ranks: int, threads: int) -> Iterator[Any]:
+    """Processes that wait for a step to train; calling it trains one and returns its figures."""
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    together |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads)}
+    pipes, processes = [], []
+    for rank in range(ranks):
+        ours, theirs = context.Pipe()
+        own = together | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(context.Process(target=_work, args=(theirs, str(model), ranks, threads, own), daemon=True))
+        pipes.append(ours)
+    for process in processes:
+        process.start()
+
+    def step() -> dict[str, float]:
+        for pipe in pipes:
+            pipe.send("step")
+        answers = []
+        for pipe in pipes:
+            assert pipe.poll(ENOUGH_S), "a rank has not answered"
+            answers.append(json.loads(pipe.recv()))
+        return {
+            "seconds": max(one["seconds"] for one in answers),
+            "processor": sum(one["processor"] for one in answers),
+            "loss": answers[0]["loss"],
+        }
+
+    try:
+        yield step
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _work(pipe: Any, model: str, ranks: int, threads: int, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    learner = Learner(Path(model), LearnerSettings(parallel=Sizes(shard=ranks), tokens_per_batch=PER_BATCH))
+    batch = _batch()
+    while pipe.recv() == "step":
+        if ranks > 1:
+            torch.distributed.barrier()
+        began, used = time.perf_counter(), time.process_time()
+        done = learner.train(batch, PolicyLoss())
+        seconds, processor = time.perf_counter() - began, time.process_time() - used
+        assert done.applied
+        pipe.send(json.dumps({"seconds": seconds, "processor": processor, "loss": done.metrics["loss"]}))
+
+
+def _batch() -> Batch:
+    chance = np.random.default_rng(1)
+    words = SHAPE["vocab_size"]
+
+    def record(number: int) -> Trajectory:
+        asked, answer = chance.integers(0, words, 256), chance.integers(0, words, LENGTH - 256)
+        trained = Segment(
+            parent=0, ids=answer, trains=True, log_probs=np.full(len(answer), -9.0), versions=[(1, len(answer))]
+        )
+        segments = [Segment(parent=-1, ids=asked), trained]
+        return Trajectory(record=str(number), group=str(number), segments=segments, advantage=(-1.0) ** number)
+
+    return Batch(step=1, base_version=1, ages={1: 0}, trajectories=[record(number) for number in range(GROUPS)])

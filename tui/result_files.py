@@ -1,0 +1,34 @@
+"""Files of evaluations that this console shows.
+
+Invariants: a file that did not change is not read again; what a person opened is remembered as long as the console
+lives, also when it goes to another run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agentrl.evaluation import results_file
+from agentrl.protocol.evaluation_commands import Attempt
+
+
+class ResultFiles:
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        """By a person."""
+        self._known: dict[str, tuple[tuple[int, int], list[Attempt]]] = {}
+
+    async def read(self, file: str) -> list[Attempt]:
+        """Raises ConfigError."""
+        return await asyncio.to_thread(self._read, file)
+
+    def _read(self, file: str) -> list[Attempt]:
+        try:
+            found = Path(file).stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+        except OSError:
+            stamp = (0, 0)
+        if file not in self._known or self._known[file][0] != stamp:
+            self._known[file] = (stamp, results_file.read(Path(file)))
+        return self._known[file][1]
