@@ -88,11 +88,12 @@ sglang-cpu: $(SGLANG_STAMP)
 
 $(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints.txt $(shell find tests/sglang_cpu -name '*.py')
 	@$(call beginning,$(SGLANG),an SGLang server for processors,3 GB)
-	@$(call part,1 of 2: the server itself)
+	@$(call part,1 of 2: what the server needs$(comma) torch among it: some minutes)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
-	@$(call pip,$(SGLANG),--no-deps -r requirements/sglang.txt)
-	@$(call part,2 of 2: what it needs$(comma) torch among it: some minutes)
 	@$(call pip,$(SGLANG),-c constraints.txt -r requirements/sglang-cpu.txt)
+	@# Last, and without its dependencies for GPUs: pip would call each of them a conflict at the next installation.
+	@$(call part,2 of 2: the server itself)
+	@$(call pip,$(SGLANG),--no-deps -r requirements/sglang.txt)
 	@# What SGLang wants beside: operations without a kernel for processors, and a library for images.
 	@cp -R tests/sglang_cpu/. "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@

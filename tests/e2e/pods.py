@@ -26,7 +26,8 @@ from tests.waiting import PATIENCE_S, eventually
 
 POLL_S = 0.3
 """A look into a pod is a command there."""
-DEPLOY = Path(__file__).parents[2] / "assets/deploy"
+CHECKOUT = Path(__file__).parents[2]
+DEPLOY = CHECKOUT / "assets/deploy"
 _FROM_THIS_MACHINE = (
     "passwd",
     "group",
@@ -123,6 +124,8 @@ class Pod:
             source = self._volumes[mount["name"]]
             kind = "--ro-bind" if mount.get("readOnly") else "--bind"
             words += [kind, str(source), mount["mountPath"]] if source else ["--tmpfs", mount["mountPath"]]
+        # The image is there even if the checkout lies below a volume, /tmp for one.
+        words += ["--ro-bind", str(CHECKOUT), str(CHECKOUT)]
         words += ["--remount-ro", "/var/lib", "--remount-ro", "/etc", "--chdir", "/var/lib/agentrl"]
         for name, value in self.environment.items():
             words += ["--setenv", name, value]
