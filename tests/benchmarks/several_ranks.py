@@ -8,9 +8,11 @@ no processor more, and what they take longer is the price of exchanging and of w
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import select
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -72,27 +74,29 @@ def measure() -> Outcome:
 @contextmanager
 def team(model: Path, ranks: int, threads: int) -> Iterator[Any]:
     """Processes that wait for a step to train; calling it trains one and returns its figures."""
-    context = multiprocessing.get_context("spawn")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
     together |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads)}
-    pipes, processes = [], []
-    for rank in range(ranks):
-        ours, theirs = context.Pipe()
-        own = together | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        processes.append(context.Process(target=_work, args=(theirs, str(model), ranks, threads, own), daemon=True))
-        pipes.append(ours)
-    for process in processes:
-        process.start()
+    # Not multiprocessing, whose tracker of resources would outlive the benchmark.
+    command = [sys.executable, "-W", "ignore", "-m", __name__, str(model), str(threads)]
+    processes = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | together | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
 
     def step() -> dict[str, float]:
-        for pipe in pipes:
-            pipe.send("step")
-        answers = []
-        for pipe in pipes:
-            assert pipe.poll(ENOUGH_S), "a rank has not answered"
-            answers.append(json.loads(pipe.recv()))
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("step\n")
+            process.stdin.flush()
+        answers = [_answer(process) for process in processes]
         return {
             "seconds": max(one["seconds"] for one in answers),
             "processor": sum(one["processor"] for one in answers),
@@ -104,22 +108,32 @@ def team(model: Path, ranks: int, threads: int) -> Iterator[Any]:
     finally:
         for process in processes:
             process.kill()
-            process.join()
+            process.wait()
 
 
-def _work(pipe: Any, model: str, ranks: int, threads: int, environment: dict[str, str]) -> None:
-    os.environ.update(environment)
+def _answer(process: subprocess.Popen[str]) -> dict[str, float]:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], ENOUGH_S)
+    assert readable, f"a rank has not answered within {ENOUGH_S:g} s"
+    line = process.stdout.readline()
+    assert line, f"a rank ended with exit code {process.wait()}"
+    return dict(json.loads(line))
+
+
+def main() -> None:
+    """One rank: trains a step for each line of standard input."""
+    model, threads, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(threads)
-    learner = Learner(Path(model), LearnerSettings(parallel=Sizes(shard=ranks), tokens_per_batch=PER_BATCH))
+    learner = Learner(model, LearnerSettings(parallel=Sizes(shard=ranks), tokens_per_batch=PER_BATCH))
     batch = _batch()
-    while pipe.recv() == "step":
+    for _ in sys.stdin:
         if ranks > 1:
             torch.distributed.barrier()
         began, used = time.perf_counter(), time.process_time()
         done = learner.train(batch, PolicyLoss())
         seconds, processor = time.perf_counter() - began, time.process_time() - used
         assert done.applied
-        pipe.send(json.dumps({"seconds": seconds, "processor": processor, "loss": done.metrics["loss"]}))
+        print(json.dumps({"seconds": seconds, "processor": processor, "loss": done.metrics["loss"]}), flush=True)
 
 
 def _batch() -> Batch:
@@ -135,3 +149,7 @@ def _batch() -> Batch:
         return Trajectory(record=str(number), group=str(number), segments=segments, advantage=(-1.0) ** number)
 
     return Batch(step=1, base_version=1, ages={1: 0}, trajectories=[record(number) for number in range(GROUPS)])
+
+
+if __name__ == "__main__":
+    main()

@@ -92,7 +92,7 @@ class Proof:
         key = f"{arm}/{seed}"
         if key in self._known:
             return
-        print(f"seed {seed}: {arm}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"seed {seed}: {arm}\n")  # One call: two lanes write at the same time.
         self._known[key] = _program(program, *words)
         self._file.write_text(json.dumps(self._known, indent=1))
 
