@@ -1,8 +1,9 @@
 """Folders of tasks in the form of Harbor: `instruction.md`, `task.toml`, `environment/` and `tests/test.sh`.
 
 Invariants:
-- A task that needs an image is refused with what it needs: here its files are put into an empty directory of a sandbox.
-- What a task is, its digest included, follows from its files.
+- A task that needs an image is refused with the reason, because here its files are put into an empty directory of a
+  sandbox.
+- A task, with its digest, follows from its files alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from agentrl.adapters.player import PlayerError
 WORKDIR = "/app"
 PRIVATE = (WORKDIR, "/tests", "/logs")
 LARGEST_ARCHIVE = 1 << 20
-"""Of files that are put into a session, packed."""
+"""The most bytes of packed files that are put into a session."""
 _COPIES = re.compile(r"(?:COPY|ADD)\s+(?P<from>\S+)\s+(?P<to>\S+)\s*$", re.IGNORECASE)
 _HARMLESS = ("FROM", "WORKDIR", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "SHELL", "EXPOSE", "ARG")
 _BASES = re.compile(r"(?:[\w.-]+(?:/[\w.-]+)*/)?(ubuntu|debian|alpine|busybox|bash|python)(?:[:@].*)?$")
@@ -37,7 +38,7 @@ class HarborTask:
     instruction: str
     settings: dict[str, Any]
     copies: tuple[tuple[str, str], ...]
-    """What is copied from `environment/`, and where to, below the directory in which commands run."""
+    """The paths that are copied from `environment/`, each with its target below the directory in which commands run."""
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class HarborTask:
         return {"id": self.name, "query": self.instruction, "task_folder": str(self.folder), **kept}
 
     def files(self) -> str:
-        """What is there when the agent begins, packed."""
+        """The files that exist when the agent begins, packed."""
         return _packed(self, [(self.folder / "environment" / source, place) for source, place in self.copies])
 
     def tests(self) -> str:
@@ -62,7 +63,7 @@ class HarborTask:
 
 
 def tasks_in(place: Path, *, has_network: bool) -> list[HarborTask]:
-    """The tasks of a folder of folders, or of one task. Raises PlayerError."""
+    """The tasks of a folder of tasks, or of the folder of one task. Raises PlayerError."""
     if not place.is_dir():
         raise PlayerError(f"harbor:{place}: there is no such directory.", hint="It is relative to the run file.")
     folders = [place] if (place / "task.toml").is_file() else sorted(each.parent for each in place.glob("*/task.toml"))
@@ -159,7 +160,8 @@ def _packed(task: HarborTask, files: list[tuple[Path, str]]) -> str:
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without what says who packed it when; the Dockerfile itself is no file of the task."""
+    """Leaves out the owner, so that the archive does not depend on who packs it, and the Dockerfile, which is no file
+    of the task."""
     if Path(info.name).name == "Dockerfile":
         return None
     info.uid = info.gid = 0

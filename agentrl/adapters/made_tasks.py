@@ -1,9 +1,10 @@
 """The tasks of an environment of another package, as a dataset on disk.
 
 Invariants:
-- The same environment with the same arguments and version of its package is asked once; others are files of their own.
-- A file is there whole or not at all.
-- What a program says decides nothing but the keys of `DESCRIBED`: it may be a stranger's, in a sandbox.
+- An environment is asked once for each combination of its arguments and the version of its package; each has its own
+  file.
+- A file is complete or does not exist.
+- The description that a program gives sets only the keys of `DESCRIBED`: the program may be a stranger's, in a sandbox.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ from typing import Any
 from agentrl.adapters.player import OWN_PYTHON, Player, PlayerError, environment_variables
 
 WITHIN_S = 300.0
-"""A package may load a dataset."""
+"""This long, because a package may load a dataset."""
 DESCRIBED = {"system": str, "max_turns": int, "answer_schema": str}
-"""What an environment says of itself, as its section of a run file has it."""
+"""The keys that an environment may set about itself, named as in its section of a run file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a program says of its environment."""
+    """The answer of a program about its environment."""
 
     dataset: Path
     described: dict[str, Any]
 
 
 def made(player: Player, cache: Path, command: Sequence[str] = ()) -> Made:
-    """`command` runs the player's own in a sandbox. Raises PlayerError."""
+    """The dataset and description of an environment, cached. `command`, if given, runs the player's program in a
+    sandbox. Raises PlayerError."""
     folder = cache / "environments" / _key(player)
     described, dataset = folder / "environment.json", folder / "tasks.jsonl"
     if not described.is_file():
@@ -83,7 +85,7 @@ def _asked(player: Player, command: Sequence[str]) -> tuple[dict[str, Any], list
 
 
 def _answers(player: Player, output: bytes) -> list[dict[str, Any]]:
-    """The package runs beside our program and may write anything."""
+    """Checks each answer, because the package runs beside our program and may write anything."""
     try:
         found = [json.loads(line) for line in output.splitlines()]
     except ValueError as wrong:

@@ -18,7 +18,7 @@ from agentrl.errors import AgentrlError
 _PROGRAM = str(Path(__file__).with_name("programs") / "main.py")
 OWN_PYTHON = "{python}"
 _MARKS = ("AGENTRL_HOST", "AGENTRL_INCARNATION")
-"""By which `down` finds every process of a run. They grant no rights."""
+"""`down` finds every process of a run by these variables. They grant no rights."""
 LONGEST_LINE = 64 * 2**20
 
 
@@ -52,7 +52,7 @@ class Player:
     python: str = OWN_PYTHON
     """The Python that has the package."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """For the package's own constructor."""
+    """Arguments for the package's own constructor."""
     rows: int
     held_out: int
 
@@ -75,7 +75,7 @@ class Player:
         return PlainStart(self.command)
 
     def error(self, what: str) -> PlayerError:
-        """`what` went wrong in the program or the package."""
+        """The error for `what`, which went wrong in the program or the package."""
         facts = self.source.facts
         if f"No module named '{facts.package.replace('-', '_')}'" in what:
             python = self.python.replace(OWN_PYTHON, sys.executable)
@@ -90,6 +90,6 @@ class Player:
 
 
 def environment_variables() -> dict[str, str]:
-    """Those of this process without the run's own, which are addresses and tokens."""
+    """The variables of this process without those of the run, which hold addresses and tokens."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_") or name in _MARKS}
     return kept | {"PYTHONUNBUFFERED": "1"}

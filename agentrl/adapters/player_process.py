@@ -1,9 +1,11 @@
 """The process that plays an environment of another package, beside a sampler.
 
 Invariants:
-- It starts with the first request, and again with the first one after it died; the requests that it had fail.
-- However it ends, each request gets an answer or an error. One whose event loop stands still is ended.
-- What it prints is in the log of the sampler, and nowhere else; what is no answer ends it.
+- It starts at the first request, and starts again at the first request after it died. Requests that were open when it
+  died fail.
+- However it ends, each request gets an answer or an error. A process whose event loop is blocked is ended.
+- What it prints goes to the log of the sampler and nowhere else. A line on its answer channel that is no valid answer
+  ends it.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ OUTPUT_WITHIN_S = 1.0
 """A process that the package started may hold the output open for longer than the program lives."""
 LOOK_EVERY_S = 0.1
 LONGEST_LOGGED = 16_000
-"""Bytes of a line; the rest of it is lines of its own."""
+"""The most bytes of a logged line; a longer line is logged as several."""
 LOGGED_PER_S = 100
-"""Lines; the others of a second are counted."""
+"""The most lines that are logged in a second; further ones are only counted."""
 STANDS_STILL_S = 20.0
-"""After so long without a sign of life, a process that has requests is ended."""
+"""A process with open requests is ended after this time without a sign of life."""
 
 
 class Start(Protocol):
@@ -47,16 +49,16 @@ class Start(Protocol):
     @property
     def cwd(self) -> Path | None: ...
     def passing(self) -> AbstractContextManager[list[int]]:
-        """The descriptors that it inherits, which are closed here afterwards."""
+        """Yields the descriptors that the process inherits; closes them in this process afterwards."""
         ...
 
     async def ended(self, code: int) -> str:
-        """Removes what outlives the process. Returns how it ended."""
+        """Removes what the process left behind. Returns a sentence on how it ended."""
         ...
 
 
 class Program(Protocol):
-    """How a process is started, and what its failures are called."""
+    """How a process is started and how its failures are described."""
 
     @property
     def source(self) -> object: ...
@@ -64,7 +66,7 @@ class Program(Protocol):
     def python(self) -> str: ...
     @property
     def command(self) -> list[str]:
-        """Without a sandbox."""
+        """The command that starts it without a sandbox."""
         ...
 
     def start(self) -> Start: ...
@@ -72,7 +74,7 @@ class Program(Protocol):
 
 
 class PlayerProcess:
-    """Belongs to one event loop."""
+    """A process that plays episodes. An instance belongs to one event loop."""
 
     def __init__(self, player: Program) -> None:
         self._player = player
@@ -84,15 +86,15 @@ class PlayerProcess:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._asked: set[int] = set()
-        """Requests without an answer, also those for which nothing waits any more."""
+        """Requests without an answer, including those for which nothing waits any more."""
         self._last_line = ""
-        """That the package printed."""
+        """The last line that the package printed."""
         self._logged_in, self._logged = 0, 0
         self._fault = ""
-        """Why it is ended before its time."""
+        """Why this side killed it; empty if it did not."""
 
     async def ask(self, do: str, **fields: Any) -> Any:
-        """Raises PlayerError."""
+        """Sends a request, starting the process if necessary, and returns its answer. Raises PlayerError."""
         async with self._starting:
             if not self._ready or self._readers is None or self._readers.done():
                 await self._start()
@@ -102,14 +104,14 @@ class PlayerProcess:
             self._write(number, do, fields)
             assert self._process is not None
             assert self._process.stdin is not None
-            with contextlib.suppress(ConnectionError):  # Its end is reported by the reader.
+            with contextlib.suppress(ConnectionError):  # The reader reports that the process ended.
                 await self._process.stdin.drain()
             return await answer
         finally:
             self._waiting.pop(number, None)
 
     def send(self, do: str, **fields: Any) -> None:
-        """A request whose answer is not needed. A process that has ended gets none."""
+        """Sends a request whose answer is not needed. Does nothing if the process has ended."""
         if self._readers is not None and not self._readers.done():
             self._write(next(self._numbers), do, fields)
 
@@ -167,7 +169,7 @@ class PlayerProcess:
                 )
             )
             try:
-                # A start that is cancelled half way would leave a half made sandbox.
+                # Cancelling a start halfway would leave a half-made sandbox behind.
                 return await asyncio.shield(starting)
             except asyncio.CancelledError:
                 with contextlib.suppress(OSError):
@@ -179,7 +181,7 @@ class PlayerProcess:
                 raise self._player.error(f"{self._player.python} does not start: {wrong.strerror}") from None
 
     async def _read(self, process: asyncio.subprocess.Process, start: Start) -> None:
-        """Until it ends. What waits for an answer then fails."""
+        """Reads the output of the process until it ends; then fails the requests that still wait for an answer."""
         assert process.stdout is not None
         assert process.stderr is not None
         of = self._player.source
@@ -200,7 +202,7 @@ class PlayerProcess:
                 waiting.set_exception(self._player.error(why))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Ends a process that has requests and whose event loop does not run."""
+        """Ends the process if it has open requests and its event loop is blocked."""
         while True:
             await asyncio.sleep(STANDS_STILL_S / 2)
             if not self._ready or not self._waiting:
@@ -225,13 +227,13 @@ class PlayerProcess:
         try:
             while line := await answers.readline():
                 self._take(json.loads(line))
-        except (ValueError, TypeError, LookupError, RecursionError) as wrong:  # It is no answer, or too long.
+        except (ValueError, TypeError, LookupError, RecursionError) as wrong:  # The line is too long or no answer.
             log.error("%s: an answer of its program cannot be read: %s", self._player.source, wrong)
             self._end(process, f"an answer of its program cannot be read: {wrong}")
 
     def _take(self, answer: dict[str, Any]) -> None:
         if answer["id"] not in self._asked:
-            # It could keep its sampler busy with them.
+            # A process could keep its sampler busy with answers that no request asked for.
             raise ValueError(f"it answers {answer['id']!r}, which was not asked")
         self._asked.remove(answer["id"])
         waiting = self._waiting.get(answer["id"])
@@ -243,7 +245,8 @@ class PlayerProcess:
             waiting.set_result(answer["ok"])
 
     async def _log(self, output: asyncio.StreamReader) -> None:
-        """Progress bars end their lines with a carriage return, so that no end of a line may ever come."""
+        """Logs the output line by line. A carriage return also ends a line: progress bars may never write another line
+        end."""
         rest = b""
         while part := await output.read(LONGEST_LOGGED):
             *lines, rest = (rest + part).replace(b"\r", b"\n").split(b"\n")
@@ -267,13 +270,14 @@ class PlayerProcess:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """Its whole group, which is a sandbox while that is being made."""
+    """Kills the whole process group, which includes a sandbox that is still being made."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _exit_code(process: asyncio.subprocess.Process) -> int:
-    """`Process.wait` would also wait for its pipes, which a process that the package started may hold open."""
+    """Polls, because `Process.wait` would also wait for the pipes, which a process that the package started may hold
+    open."""
     while process.returncode is None:
         await asyncio.sleep(LOOK_EVERY_S)
     return process.returncode

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is known of a kind without its package."""
+    """What is known about a kind of environment without importing its package."""
 
     package: str = ""
-    """As pip knows it; empty if none is needed."""
+    """The name that pip uses; empty if no package is needed."""
     apart: bool = False
     """Whether the package needs a Python of its own, because it wants other versions of packages than agentrl."""
     wanted: str = ""
-    """What pip is told, if it is more than the name of the package."""
+    """The requirement for pip, if it is more than the name of the package."""
     program: str = ""
-    """The module of `programs` that plays it; empty if agentrl does."""
+    """The module of `programs` that plays it; empty if agentrl itself plays it."""
     resumable: bool = False
-    """Whether an episode that is played again with the same replies goes the same way."""
+    """Whether an episode that is played again with the same replies takes the same course."""
 
 
 KINDS = {
@@ -49,7 +49,7 @@ class Source:
 
     @property
     def environment(self) -> str:
-        """A name for it in a run file."""
+        """The name of this environment in a run file."""
         last = self.name.rstrip("/").rpartition("/")[2]
         word = re.sub(r"\W+", "_", last).strip("_")
         return word if word.isidentifier() else f"{self.kind}_{word}".replace("-", "_").rstrip("_")

@@ -1,8 +1,8 @@
-"""Says what a file declares: `python -m agentrl.environments FILE` writes one line of JSON.
+"""Reports what a file declares: `python -m agentrl.environments FILE` writes one line of JSON.
 
 Invariants:
-- The file runs here, so that what it computes counts, and nothing that it prints or raises comes into the answer of
-  another process as anything but a text.
+- The file is executed here, so declarations that it computes count. Output and exceptions of the file reach the answer
+  only as text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULE = "environment_of_the_run"
 
 
 def described(path: Path) -> dict[str, Any]:
-    """The environments of the file, or `error` with the `line` of the file that is to blame."""
+    """The environments of the file, or `error` with the `line` of the file that caused it."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             user_files.load(path, MODULE)
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     answer = described(Path(arguments[0]).absolute())
     sys.stdout.write(json.dumps(answer, default=str) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # threads that the file started do not hold this up
+    os._exit(0)  # exits without waiting for threads that the file started
 
 
 if __name__ == "__main__":

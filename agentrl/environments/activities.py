@@ -1,10 +1,10 @@
-"""The environment of a Python file in a process of its own, with a Python of its own: its agent and scorers run here.
+"""The environment of a Python file in its own process, with its own Python: its agent and scorers run here.
 
-What they need of a sampler (turns of the model, calls of tools, other models) they ask for: `next` returns what they
-ask for, and `give` brings the answer. `agentrl.adapters.programs.main` reads the requests and writes the answers.
+They request what they need from the sampler (turns of the model, calls of tools, other models): `next` returns a
+request, and `give` brings its answer. `agentrl.adapters.programs.main` reads the requests and writes the answers.
 
 Invariants:
-- The agent and the scorers are those that the file declares, called as in a sampler.
+- The agent and the scorers are those that the file declares, and are called as in a sampler.
 - An activity ends with `done` or `failed`, or when its sampler ends it; then its task is cancelled.
 """
 
@@ -53,7 +53,7 @@ class Activity:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def want(self, do: str, **fields: Any) -> Any:
-        """What the sampler gives for it."""
+        """Sends a request to the sampler and returns its answer."""
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         self.messages.put_nowait({"want": number, "do": do, "state": self.state, **fields})
@@ -81,7 +81,7 @@ class Activity:
             self.messages.put_nowait({"failed": _described(broken, file), "state": self.state})
 
     async def ask(self, name: str, asked: Asked, *, purpose: str) -> str:
-        """Another model, by the sampler."""
+        """Asks another model, through the sampler."""
         fields = {"temperature": asked.temperature, "max_tokens": asked.max_tokens, "salt": asked.salt}
         messages = [dict(message) for message in asked.messages]
         return str(await self.want("ask", name=name, messages=messages, purpose=purpose, **fields))
@@ -154,7 +154,7 @@ class Environment:
         self._environment = next(each for each in declared() if each.name == name)
         self._activities: dict[str, Activity] = {}
         self.ending: set[asyncio.Task[None]] = set()
-        """Activities that were ended and have not torn down yet."""
+        """Tasks of activities that were ended and whose teardown still runs."""
 
     async def begin(self, *, activity: str, kind: str, given: dict[str, Any]) -> None:
         made = self._activities[activity] = Activity()
@@ -174,10 +174,10 @@ class Environment:
             self.ending.add(made.task)
             made.task.add_done_callback(self.ending.discard)
             made.task.cancel()
-            made.messages.put_nowait({"failed": "its episode ended"})  # For a `next` that waits.
+            made.messages.put_nowait({"failed": "its episode ended"})  # Wakes a `next` that waits.
 
     async def _acted(self, activity: Activity, given: Mapping[str, Any]) -> Any:
-        """The outcome; None if it follows from the last turn."""
+        """Runs setup, agent and teardown. Returns the outcome; None if it follows from the last turn."""
         other_models.provide(activity)
         mine = Conversation(activity, given)
         environment = self._environment
@@ -188,7 +188,7 @@ class Environment:
             outcome = await environment.agent(mine)
             return None if outcome is None else str(getattr(outcome, "value", outcome))
         finally:
-            # An episode that was ended or handed over gives it no answers.
+            # If the episode was ended or handed over, the teardown gets no answers, so its time is limited.
             async with asyncio.timeout(TEARDOWN_WITHIN_S):
                 await _lived(environment.teardown, mine)
 

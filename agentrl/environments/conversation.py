@@ -1,6 +1,7 @@
-"""What an agent loop that is a function works with: `@agentrl.agent async def loop(episode: agentrl.Conversation)`.
+"""What an agent loop written as a function gets: `@agentrl.agent async def loop(episode: agentrl.Conversation)`.
 
-Samplers implement it. A file of an environment imports it without them, for its tools run where they are not installed.
+Samplers implement it. An environment file imports it without them, because its tools run where samplers are not
+installed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class Reply:
     calls: Sequence[Any] = ()
     """The calls of tools that it asks for, each with `name` and `arguments`."""
     errors: Sequence[str] = ()
-    """For each call that cannot be read, what is wrong about it."""
+    """One sentence for each malformed call."""
 
 
 class Conversation(abc.ABC):
-    """An episode as messages. What the model said before stays the tokens that it sampled."""
+    """An episode as messages. Earlier turns of the model keep the tokens that it sampled."""
 
     @property
     @abc.abstractmethod
@@ -35,12 +36,13 @@ class Conversation(abc.ABC):
     @property
     @abc.abstractmethod
     def row(self) -> Mapping[str, Any]:
-        """The columns of the dataset's row that agentrl does not know itself."""
+        """The columns of the dataset's row that agentrl does not use itself."""
 
     @property
     @abc.abstractmethod
     def state(self) -> dict[str, Any]:
-        """What the loop keeps in this episode. Scorers find it in `episode.state`, so it must be plain values."""
+        """Values that the loop stores in this episode. Scorers find them in `episode.state`, so they must be plain
+        values."""
 
     @property
     @abc.abstractmethod
@@ -49,7 +51,8 @@ class Conversation(abc.ABC):
 
     @abc.abstractmethod
     async def chat(self, message: str | None = None, *, results: Sequence[str] = ()) -> Reply:
-        """The model's next turn: its answer to a message of the user, at first to the query, or to results of tools."""
+        """The model's next turn: its answer to a message of the user (by default, in the first turn, to the query) or
+        to results of tools."""
 
     @abc.abstractmethod
     def branch(self, name: str, *, system: str | None = None) -> Conversation:
@@ -60,7 +63,8 @@ class Conversation(abc.ABC):
 
     @abc.abstractmethod
     async def results_of(self, reply: Reply) -> list[str]:
-        """What the calls of a turn gave, side by side; for a call that cannot be read, what is wrong about it."""
+        """Runs the calls of a turn concurrently and returns their results; for a malformed call, the sentence that says
+        what is wrong."""
 
     @abc.abstractmethod
     async def images(self, text: str | None = None) -> list[Image]:
@@ -73,8 +77,9 @@ class Conversation(abc.ABC):
 
     @abc.abstractmethod
     def other(self, name: str, *, purpose: str = "agent") -> OtherModel:
-        """Another model, from the section `models` of the run file. What it says trains nothing; while it is waited
-        for, the time of the episode stands still. An episode that goes on elsewhere gets the same answers."""
+        """Another model, from the section `models` of the run file. Its answers are not trained on, and waiting for
+        them does not count toward the time of the episode. An episode that another sampler continues gets the same
+        answers."""
 
     @abc.abstractmethod
     async def call(self, tool: str, **arguments: Any) -> str:

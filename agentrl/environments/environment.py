@@ -1,8 +1,8 @@
 """`Environment`: what a file declares.
 
 Invariants:
-- Declaring one does nothing but make it known: nothing is started or read.
-- What it declares are keys of `environments` in a run file, where each of them can be overridden.
+- Declaring an environment only registers it: nothing is started or read.
+- Its declarations are keys of `environments` in a run file, which can override each of them.
 - Names are unique within a file.
 """
 
@@ -71,12 +71,12 @@ class Environment:
 
     @property
     def keys(self) -> dict[str, object]:
-        """What it says of `environments.NAME`."""
+        """The keys that it sets in `environments.NAME`."""
         return {key: value for key, value in self._keys.items() if value not in ("", None)}
 
     @property
     def resumable(self) -> bool:
-        """Whether another sampler may continue an episode in the middle."""
+        """Whether another sampler may continue an unfinished episode."""
         return self.agent is None or bool(getattr(self.agent, _RESUMABLE, False))
 
 
@@ -85,8 +85,8 @@ def agent(function: _A) -> _A: ...
 @overload
 def agent(*, resumable: bool = False) -> Callable[[_A], _A]: ...
 def agent(function: _A | None = None, *, resumable: bool = False) -> _A | Callable[[_A], _A]:
-    """Mark an async function of a conversation as an agent loop. `resumable`: it asks the same whenever it is given the
-    same answers, so another sampler can continue an episode in the middle."""
+    """Mark an async function of a conversation as an agent loop. `resumable`: given the same answers, it makes the same
+    requests, so another sampler can continue an unfinished episode."""
 
     def mark(marked: _A) -> _A:
         setattr(marked, _RESUMABLE, resumable)
@@ -96,5 +96,5 @@ def agent(function: _A | None = None, *, resumable: bool = False) -> _A | Callab
 
 
 def declared() -> tuple[Environment, ...]:
-    """All environments that this process has imported, in their order."""
+    """All environments that this process has imported, in the order of their declaration."""
     return tuple(_declared.values())

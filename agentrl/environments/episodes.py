@@ -1,7 +1,7 @@
 """What a scorer sees of an episode.
 
-Invariant: it is made from what is stored, so a score can be computed again, in another process, after the episode and
-its sessions are gone.
+Invariant: it is built from stored data, so a score can be computed again, in another process, after the episode and its
+sessions are gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ToolCall:
     arguments: Mapping[str, Any]
     result: str
     ok: bool
-    """False if the call failed; the result is then what the model read of the error."""
+    """False if the call failed; the result is then the error text that the model read."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Episode:
     truth: str
     """The `answer` of the dataset's row."""
     answer: str | None
-    """What the model answered; None if it did not."""
+    """The final answer of the model; None if it gave none."""
     texts: Sequence[str]
-    """What the model wrote, turn by turn."""
+    """The texts of the model, turn by turn."""
     calls: Sequence[ToolCall]
     """The calls of its tools, in the order in which they were requested."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the tools kept in this episode, by the name of the class, and what the loop kept; empty if the episode ended
-    at its deadline."""
+    """State that the tools kept in this episode, by the name of the class, and state that the loop kept; empty if the
+    episode ended at its deadline."""
     row: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of the dataset's row that agentrl does not know itself."""
+    """The columns of the dataset's row that agentrl does not use itself."""
     outcome: str = ""
     """How it ended, such as `answered` or `turn_limit`."""
     record: str = ""
@@ -49,7 +49,7 @@ class Episode:
     """For each of the texts, the name of the conversation that it belongs to; empty for the agent's own."""
 
     def texts_of(self, branch: str) -> list[str]:
-        """What the model wrote in a conversation beside the agent's own."""
+        """The texts of the model in a branch of the conversation."""
         return [text for text, name in zip(self.texts, self.branches, strict=False) if name == branch]
 
     def calls_of(self, tool: str) -> list[ToolCall]:

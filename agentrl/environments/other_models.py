@@ -1,7 +1,7 @@
 """Other models by name, in the code of an environment: `await rl.other_model("helper").chat("...")`.
 
-Invariants: the process that runs an episode says how they are asked, and where nothing does, that is an error with a
-sentence; what a model that is away costs is time: an error of its kind leaves a record unscored, and scores nothing.
+Invariants: the process that runs an episode provides the way to ask them, and without one the call raises an error with
+a sentence. A model that is away costs only time: its error leaves a record unscored and never becomes a score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class OtherModelError(Exception):
-    """Another model did not answer. It may later."""
+    """Another model did not answer. It may answer later."""
 
     away: str = ""
     """The model, if none of its services answered; empty if it refused the question."""
@@ -29,7 +29,7 @@ class Asked:
     temperature: float | None = None
     max_tokens: int | None = None
     salt: str = ""
-    """Questions that differ in it alone are asked apart."""
+    """Questions that differ only in their salt are separate questions."""
 
 
 class Asker(Protocol):
@@ -46,7 +46,7 @@ _asker: ContextVar[Asker] = ContextVar("other_models")
 
 
 def provide(asker: Asker) -> None:
-    """How models are asked in this task and those that it begins."""
+    """Sets how models are asked in this asyncio task and in the tasks that it creates."""
     _asker.set(asker)
 
 

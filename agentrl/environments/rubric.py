@@ -3,7 +3,7 @@
 Invariants:
 - Every scorer is a part with a name; the score is the sum of the parts by their weights.
 - A part without weight is a metric: it is stored and shown, and trains nothing.
-- The score of an episode that did not answer is computed like any other: the scorer decides.
+- An episode without an answer is scored like any other: the scorer decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Further numbers to show; they add nothing to the score."""
     turns: Sequence[float] = ()
-    """What each turn of the model is worth by itself, besides the value. Turns beyond the last one given have 0."""
+    """The score of each single turn of the model, besides the value. Turns beyond the last one given have 0."""
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -72,7 +72,7 @@ _ATTRIBUTE = "agentrl_scorer"
 
 
 def as_scorer(given: object) -> Scorer:
-    """The scorer of a function that may not be marked."""
+    """The scorer of a function, which need not be marked as one."""
     if isinstance(given, Scorer):
         return given
     marked = getattr(given, _ATTRIBUTE, None)

@@ -1,7 +1,7 @@
 """A user that another model plays, as an agent loop: `agent=rl.simulated_user("user", persona="...")`.
 
-Invariants: the user never sees what the model calls its tools with, only what it says to the user; the conversation
-ends when the user has what it wants, or after so many messages.
+Invariants: the user sees only the messages of the model, never its tool calls; the conversation ends when the user has
+what it wants, or after a fixed number of messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def simulated_user(model: str, *, persona: str, messages: int = 4, key: str = "p
 
 
 async def _answered(episode: Conversation, message: str | None = None) -> Reply:
-    """What the model says once it calls no more tools."""
+    """The model's text once it calls no more tools."""
     reply = await episode.chat(message)
     while reply.calls or reply.errors:
         reply = await episode.chat(results=await episode.results_of(reply))

@@ -1,1 +1,2 @@
-"""Results of evaluations: the file of `agentrl eval`, those of a run, their summaries, and other forms of them."""
+"""Results of evaluations: the results file of `agentrl eval`, the evaluations of a run, summaries, and other
+formats."""

@@ -1,7 +1,7 @@
 """Results as logs of inspect: one `.eval` file for each model and environment.
 
-Such a file is a zip of JSON documents: a header, the samples, and what a list of samples shows of each. An attempt is
-an epoch of its sample. Written for schema 2, which inspect has read since version 0.3.50.
+Such a file is a zip of JSON documents: a header, the samples, and a summary of each sample. An attempt is an epoch of
+its sample. Written for schema 2, which inspect has read since version 0.3.50.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Two results of any kind side by side: of versions of a run, or of models in files. Pure.
+"""Compares two results of any kind: of versions of a run, or of models in files. Pure.
 
-Invariant: tasks are the same if their names are; if two results have no name in common, if query and answer are.
+Invariant: tasks are the same if their names are equal; if the two results have no name in common, tasks are the same if
+their queries and answers are equal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How far an `agentrl eval run` is: a small file beside its results, for the console.
 
 Invariants:
-- Nothing depends on it: if it cannot be written, the evaluation goes on without it.
-- A program that was killed leaves it behind; its age says so. One that made all attempts removes it.
+- Nothing depends on the file: if it cannot be written, the evaluation goes on without it.
+- A program that was killed leaves the file behind, and its age shows that. A program that made all attempts removes it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SILENT_S = 15.0
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """Of one model."""
+    """The progress of one model."""
 
     model: str
     wanted: int
-    """Attempts of this call, without those that were made before."""
+    """Attempts of this call, without those of earlier calls."""
     ended: int = 0
     failed: int = 0
-    """Of those that ended: without a score."""
+    """How many of the ended attempts have no score."""
     at: float = 0.0
     """Wall clock of the last sign of life."""
 
@@ -41,7 +41,7 @@ def file_of(results: Path) -> Path:
 
 
 def read(results: Path) -> Progress | None:
-    """None if no program is at work on these results, and none was stopped."""
+    """The progress of the program that works, or was stopped, on these results; None if there is none."""
     try:
         return msgspec.json.decode(file_of(results).read_bytes(), type=Progress)
     except (OSError, msgspec.MsgspecError):
@@ -50,7 +50,7 @@ def read(results: Path) -> Progress | None:
 
 @contextlib.asynccontextmanager
 async def kept(results: Path, progress: Progress) -> AsyncIterator[None]:
-    """Write it again and again while the context lasts."""
+    """Writes the file repeatedly while the context lasts."""
     writing = asyncio.create_task(_write_on(results, progress), name="progress of the evaluation")
     try:
         yield

@@ -2,8 +2,8 @@
 
 Invariants:
 - An attempt is in the file as a whole line or not at all; what a killed program left of a line is no attempt.
-- One program at a time adds to it. Reading needs no lock.
-- The last line of a key counts.
+- Only one program at a time appends to the file. Reading needs no lock.
+- If a key has several lines, the last one counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read(file: Path) -> list[Attempt]:
 
 
 class ResultsFile:
-    """A file that this process adds to, as a context. Raises RefusedError if another process does."""
+    """A file that this process appends to, as a context. Raises RefusedError if another process appends to it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -67,7 +67,7 @@ class ResultsFile:
         os.close(self._open)
 
     def add(self, attempt: Attempt) -> None:
-        """It is on the disk afterwards."""
+        """Appends an attempt. It is on disk when this returns."""
         line = msgspec.json.encode(msgspec.structs.asdict(attempt)) + b"\n"
         try:
             while line:

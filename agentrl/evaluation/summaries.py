@@ -1,4 +1,4 @@
-"""Summaries of attempts: by model and environment, or by tags and difficulty, and two models side by side.
+"""Summaries of attempts by model and environment, or by tags and difficulty, and comparisons of two models.
 
 Invariant: models are compared on the tasks that both attempted, and each task counts once.
 """
@@ -35,11 +35,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Those without one."""
     mean: float | None
     margin: float | None
-    """Half of the 95 % interval of the mean."""
+    """Half the width of the 95 % interval of the mean."""
     passed: dict[str, float]
     """pass@k by k: powers of two, and the most that every task has attempts for."""
     tokens: float
-    """Of an attempt, in the mean; as the next two."""
+    """Mean per attempt, like the next two."""
     turns: float
     took_s: float
     outcomes: dict[str, int]

@@ -1,4 +1,4 @@
-"""Figures of evaluations as text, the same in the command line and the console."""
+"""Figures of evaluations as text, for the command line and the console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def with_margin(value: float | None, margin: float | None, *, sign: str = "") ->
 
 
 def bar(value: float | None, cells: int = BAR) -> str:
-    """Of a share; empty for another number."""
+    """A bar for a share between 0 and 1; empty for any other number."""
     if value is None or not 0 <= value <= 1:
         return ""
     full = round(cells * value)

@@ -1,7 +1,7 @@
 """Games of Gymnasium in text: an observation is a message, and an action is what a turn has in `<action>`.
 
 Invariants:
-- The start of a game follows from the seed of its task, so the members of a group start alike.
+- The start of a game follows from the seed of its task, so all seats of a task start alike.
 - A turn without an action of the game changes nothing; the game says which actions there are.
 - The score is the sum of the rewards of the game.
 """
@@ -19,7 +19,7 @@ _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _COLOURED = re.compile(r"\x1b\[(\d+)[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _SECTIONS = ("Description", "Action Space", "Observation Space", "Rewards")
-"""Of the documentation that a game has."""
+"""The sections of a game's documentation that tell its rules."""
 HELD_OUT_FROM = 1_000_000
 """The first seed of held-out tasks."""
 MOST_TURNS = 32
@@ -97,7 +97,7 @@ class Game:
 
 
 def _shown(game: Any, observation: Any) -> str:
-    """An observation as text, with the picture that the game draws of characters."""
+    """An observation as text, with the character graphics that the game draws."""
     text = f"observation: {json.dumps(_plain(observation))}"
     if game.render_mode != "ansi":
         return text
@@ -106,7 +106,8 @@ def _shown(game: Any, observation: Any) -> str:
 
 
 def _marked(coloured: re.Match[str]) -> str:
-    """What a colour says as characters: a background is where one is."""
+    """Writes a colour as characters: brackets for a background, which marks a position, and the name of any other
+    colour."""
     number, inside = int(coloured[1]), coloured[2]
     if 40 <= number <= 47:
         return f"[{inside}]"
@@ -145,7 +146,7 @@ def _action_of(text: str, space: Any) -> tuple[Any, bool]:
             return None, False
         return action, bool(space.contains(action))
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return None, False  # Whatever a model writes is no fault of the game.
+        return None, False  # Malformed text of a model is no fault of the game.
 
 
 def _how_to_act(space: Any) -> str:
@@ -156,7 +157,7 @@ def _how_to_act(space: Any) -> str:
 
 
 def _documented(game: Any) -> str:
-    """What the documentation of the game says of its rules."""
+    """The rules of the game, from its documentation."""
     text = inspect.getdoc(game.unwrapped) or ""
     sections = re.split(r"^ *## +(.+)$", text, flags=re.MULTILINE)
     found = dict(zip(sections[1::2], sections[2::2], strict=True))

@@ -1,8 +1,9 @@
-"""Plays an environment of another package: `python main.py JSON`, with one request and one answer a line.
+"""Plays an environment of another package: `python main.py JSON`, with one request or answer per line.
 
 Invariants:
 - Only answers are on standard output; what the package prints goes to standard error.
-- Requests are served side by side. Those of one episode follow each other, but for its end, which may come at any time.
+- Requests are served concurrently. Those of one episode come one after another, except its end, which may come at any
+  time.
 - An episode is scored by the same object that played it, or by one that plays the stored texts again.
 """
 
@@ -21,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_ENDED = 256
-"""Episodes that have ended and wait for their score. Of others the texts are played again."""
+"""The most ended episodes that are kept until they are scored. To score an older one, its texts are played again."""
 LONGEST_LINE = 64 * 2**20
 THREADS = 32
 ENDS_WITHIN_S = 3.0
-"""After its last request, what a file of an environment is at."""
+"""How long the running work of an environment file may take after the last request."""
 
 
 @dataclass
@@ -33,10 +34,9 @@ class _Running:
     play: Any
     row: dict[str, Any]
     texts: list[str] = field(default_factory=list)
-    """Those that it answered."""
+    """The texts of the model that it has answered."""
     answers: bool = False
-    """Whether it is at work on another one. If its episode ends in the middle of that, it is played again to be scored.
-    """
+    """Whether it is answering another text. An episode that ends during an answer is played again to be scored."""
 
 
 class Plays:
@@ -45,11 +45,11 @@ class Plays:
     def __init__(self, environment: Any) -> None:
         self._environment = environment
         self._beginning: set[str] = set()
-        """Names of episodes."""
+        """The names of episodes whose beginning is still running."""
         self._running: dict[str, _Running] = {}
         """By the name of the episode."""
         self._ended: OrderedDict[str, Any] = OrderedDict()
-        """By row and texts."""
+        """By a hash of row and texts."""
 
     async def describe(self, **_: Any) -> Any:
         return await _run(self._environment.describe)
@@ -64,7 +64,7 @@ class Plays:
             if episode in self._beginning:
                 self._running[episode] = _Running(play, row)
             else:
-                await _close(play)  # Its episode ended meanwhile.
+                await _close(play)  # The episode ended in the meantime.
         finally:
             self._beginning.discard(episode)
 
@@ -91,7 +91,7 @@ class Plays:
     async def score(self, *, row: dict[str, Any], texts: list[str]) -> Any:
         play, played = None, 0
         for number in range(len(texts), 0, -1):
-            # Of an episode that ended at a limit, the last turn was not answered.
+            # If an episode ended at a limit, its last turn was not answered.
             if (play := self._ended.pop(_key(row, texts[:number]), None)) is not None:
                 played = number
                 break
@@ -119,7 +119,7 @@ async def _close(play: Any) -> None:
 
 
 async def _run(function: Any, *arguments: Any) -> Any:
-    """A function that is not async runs in a thread, because it may take long."""
+    """Calls the function; one that is not async runs in a thread, because it may take long."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
@@ -128,7 +128,7 @@ async def _run(function: Any, *arguments: Any) -> Any:
 async def _serve(plays: Any, request: dict[str, Any], answers: int) -> None:
     number, do = request.pop("id"), request.pop("do")
     try:
-        # `alive` is answered by whatever has an event loop that runs.
+        # Any process whose event loop runs can answer `alive`.
         answer = {"id": number, "ok": None if do == "alive" else await getattr(plays, do)(**request)}
         line = json.dumps(answer, default=str)
     except Exception as broken:  # noqa: BLE001 - the boundary to the package
@@ -141,7 +141,7 @@ async def _serve(plays: Any, request: dict[str, Any], answers: int) -> None:
 async def _main(answers: int, arguments: list[str]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS))
-    # Its module is named before it is imported, because the name of the package may be the same.
+    # Arguments are read before the import, which names our module, because the package may have the same name.
     asked = json.loads(arguments[0])
     try:
         environment = importlib.import_module(asked.pop("module")).Environment(**asked)
@@ -160,7 +160,8 @@ async def _main(answers: int, arguments: list[str]) -> None:
         under_way.add(task)
         task.add_done_callback(under_way.discard)
     if left := under_way | getattr(plays, "ending", set()):
-        # What asks a sampler that is gone would wait for ever. A package that makes tasks may take long.
+        # Work that waits for a sampler that is gone would never end, so it gets a limit. A package that makes tasks may
+        # take long, so it gets none.
         await asyncio.wait(left, timeout=ENDS_WITHIN_S if serves else None)
 
 
@@ -171,7 +172,7 @@ def main(arguments: list[str]) -> None:
         asyncio.run(_main(mine, arguments))
     finally:
         sys.stderr.flush()
-        os._exit(0)  # Threads of the package do not hold this up.
+        os._exit(0)  # Exits at once, without waiting for threads of the package.
 
 
 if __name__ == "__main__":

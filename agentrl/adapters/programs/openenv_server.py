@@ -1,8 +1,8 @@
 """Environments behind an OpenEnv server: an observation is a message, and an action is the JSON of `<action>`.
 
 Invariants:
-- An episode is one connection, and so one session of the server. It waits while the server has no session free, and
-  gives its own back when it is over.
+- An episode is one connection, and therefore one session of the server. It waits while the server has no free session,
+  and gives its session back when it ends.
 - The score is the sum of the rewards that the server gives.
 """
 
@@ -125,7 +125,7 @@ class Session:
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         async with asyncio.timeout(ANSWERS_WITHIN_S):
-            # A server without a free session says so and closes, perhaps before it reads.
+            # A server without a free session reports that and closes the connection, perhaps before it reads.
             with contextlib.suppress(ConnectionClosed):
                 await self._connection.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(await self._connection.recv())

@@ -1,9 +1,9 @@
-"""Environments of the package verifiers that `load_environment` returns: its rollouts of messages and its rubrics.
+"""Environments that `load_environment` of the package verifiers returns: their rollouts of messages and their rubrics.
 
 Invariants:
 - The environment runs its own rollout. Its questions to a model are answered by the player of the episode.
-- What was said stays as it is, because a record is one conversation. An environment that rewrites it is refused.
-- The score is what the rubric says of the state of the rollout, and a fault of its infrastructure has none.
+- Earlier messages never change, because a record is one conversation. An environment that rewrites them is refused.
+- The rubric computes the score from the state of the rollout. A rollout that failed for infrastructure has no score.
 - The first message describes the tools; what the model writes in `<tool_call>` is a call.
 """
 
@@ -127,7 +127,7 @@ class Rollout:
     async def result(self) -> dict[str, Any]:
         if self._result is None:
             assert self._rollout is not None
-            # Of an episode that ended at a limit, it ends as one whose context is full.
+            # If the episode ended at a limit, the rollout ends as if the context were full.
             self._model.end()
             state = await self._rollout
             if isinstance(state["error"], verifiers.InfraError):
@@ -144,19 +144,19 @@ class Rollout:
             await asyncio.wait([self._rollout])
 
     async def _asked(self) -> list[Any] | None:
-        """What the environment asks the model next; None if the rollout has ended."""
+        """The messages that the environment sends to the model next; None if the rollout has ended."""
         assert self._rollout is not None
         question = asyncio.create_task(self._model.questions.get())
         await asyncio.wait([question, self._rollout], return_when=asyncio.FIRST_COMPLETED)
         if question.done():
             return question.result()
         question.cancel()
-        self._rollout.result()  # Raises its fault.
+        self._rollout.result()  # Raises the error of the rollout, if it had one.
         return None
 
 
 class _Model(Client):  # type: ignore[misc]
-    """A model that answers what it is told."""
+    """A client whose answers are handed in from outside: the turns of the episode."""
 
     def __init__(self) -> None:
         super().__init__({})  # There is no client of a service behind it.
@@ -201,7 +201,7 @@ class _Model(Client):  # type: ignore[misc]
 
 
 def _call(number: int, written: str) -> ToolCall:
-    """What cannot be read goes to the environment as it is, which tells the model what is wrong."""
+    """A malformed call goes to the environment unchanged, and the environment tells the model what is wrong."""
     try:
         call = json.loads(written)
         name, arguments = str(call["name"]), json.dumps(call.get("arguments", {}))
@@ -216,7 +216,7 @@ def _plain(messages: Any) -> list[dict[str, str]]:
 
 
 def _text(content: Any) -> str:
-    """Of parts only texts are played."""
+    """The text of a message. Raises ValueError if it has parts other than text."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
