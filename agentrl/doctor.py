@@ -2,7 +2,7 @@
 
 * A check leaves nothing behind.
 * Every check answers with a sentence, and with a hint if something is wrong.
-* `fail` is only for what stops a run.
+* `fail` is only for a fault that stops a run.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def check_cgroups(*, usable: bool) -> Check:
 
 
 def check_clock(wall: Callable[[], float], steady: Callable[[], float], sleep: Callable[[float], None]) -> Check:
-    """Whether both clocks agree. Supervision uses the monotonic one, people read the other."""
+    """Whether the monotonic clock and the wall clock agree. Supervision uses the first, people read the second."""
     before = wall() - steady()
     sleep(CLOCK_WATCHED_S)
     step = wall() - steady() - before
@@ -320,8 +320,8 @@ def check_files(config: RunConfig) -> Iterator[Check]:
 
 
 def check_tools(config: RunConfig) -> Iterator[Check]:
-    """Every tool is called once, or said to be untried."""
-    from agentrl.toolbox import preflight  # It imports the SDK of MCP, which few checks need.
+    """Calls every tool once, or reports that it was not tried."""
+    from agentrl.toolbox import preflight  # Imported late: it imports the SDK of MCP, which few checks need.
 
     servers = [name for name, each in config.tools.items() if not packages_of(each)]
     if not config.environments or not servers or any("toolbox" in host.runs for host in config.all_hosts.values()):

@@ -166,7 +166,7 @@ class ToolPreflightError(AgentrlError):
 
 
 class ToldError(AgentrlError):
-    """The error with which another program of agentrl ended, from its report."""
+    """The error that another program of agentrl ended with, as that program reported it."""
 
     def __init__(self, message: str, *, hint: str, code: int) -> None:
         super().__init__(message, hint=hint)

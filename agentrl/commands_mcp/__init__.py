@@ -8,5 +8,5 @@
 Invariants:
 - Without a key an assistant changes nothing: it reads, and it proposes commands that a person executes.
 - A command is executed only from a proposal, with the consent to the effect that the proposal showed.
-- No command of an admin is offered, and no effect above the tier that the person who started the server allows.
+- It offers no admin command, and no effect above the tier that the person who started the server allows.
 """

@@ -50,7 +50,7 @@ async def _serve(connect: Connect, up_to: Tier | None) -> None:
 
 
 async def _check_permission(connect: Connect) -> None:
-    """A key that cannot execute is refused at the start, and not at the first proposal."""
+    """Refuses a key without permission to execute now, instead of at the first proposal."""
     async with connect() as client:
         if not client.permission.allows(Permission.OPERATOR):
             raise RefusedError(

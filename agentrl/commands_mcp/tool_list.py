@@ -2,7 +2,7 @@
 
 Invariants: a query is a tool that reads; a command that changes something is a tool that proposes it, with the same
 arguments; schemas and descriptions come from the table, so a new command is offered without a change here; commands
-of an admin are not offered.
+that need the admin permission are not offered.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Implements a client of HTTP/1.1 for many short calls to one server.
 
 Invariants:
-- A connection carries one call at a time. It is closed if a call was abandoned on it, or if more data arrived than the
-  answer.
-- A call is repeated only if the server had closed its connection before a byte of the answer, and a call that must not
-  run twice only if nothing of it was sent.
+- A connection carries one call at a time. It is closed if its call was abandoned, or if data follows the answer.
+- A call is repeated only if the server closed the connection before the first byte of the answer. A call that must not
+  run twice is repeated only if nothing of it was sent.
 - Memory for a slow reader is bounded.
 
-General clients check every open connection for every call, which costs more than the call once hundreds are open. And
-an answer that arrives in one piece should wake its caller once.
+It exists because general clients check every open connection at each call: with hundreds open, the check costs more
+than the call. An answer that arrives in one piece also wakes its caller only once here.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class _Connection(asyncio.Protocol):
             await self._news()
 
     def _has_news(self) -> bool:
-        """Whether the end of the connection, or data, waits for the next turn of the loop."""
+        """Whether the socket has data, or was closed, and the event loop has not noticed yet."""
         assert self._transport is not None
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -253,11 +252,12 @@ class HttpClient:
         way: Way | None = None,
         token: str | RunToken | None = None,
     ) -> None:
-        """With a `way` the URL may name a host of the run. `token`: what each call shows, as it is then."""
+        """With a `way` the URL may name a host of the run. Each call sends the `token` that is current when it is
+        made."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of an engine; it must be such as http://127.0.0.1:30000.")
-        # Names of hosts differ by the case of their letters, which `hostname` does not keep.
+        # Host names of a run are case-sensitive, but `hostname` is always lower case.
         named_host = parts.netloc.rpartition(":")[0]
         is_here = way is not None and named_host == way.here
         self._host, self._port = LOOPBACK if is_here else parts.hostname, parts.port or 80

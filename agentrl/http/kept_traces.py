@@ -1,8 +1,8 @@
-"""Traces that are kept at their end, as whole traces: the process of the root tells the servers that it called.
+"""Keeps whole traces: the process that has the root span tells the servers that it called which traces are kept.
 
 Invariants:
-- A server that is away or knows nothing of this delays nothing; what it held of the trace is lost.
-- Calls that tell it belong to no trace.
+- A server that does not answer, or does not have this route, delays nothing; its spans of the trace are lost.
+- These calls themselves belong to no trace.
 """
 
 from __future__ import annotations

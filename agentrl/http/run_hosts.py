@@ -1,8 +1,8 @@
-"""How services of a run are named to each other when the run has several hosts.
+"""How the services of a run find each other when the run has several hosts.
 
-A service listens on the loopback address. To others it is known as `http://HOST:PORT` with the name of its host; a
-caller on another host reaches it through the tunnel of its own (`agentrl/tunnels`), and one on the same host without.
-A run on one host has no tunnels, and its services are known by their loopback address.
+A service listens on the loopback address. Its address for others is `http://HOST:PORT` with the name of its host. A
+caller on another host reaches it through the tunnel of that caller's host (`agentrl/tunnels`); a caller on the same
+host connects directly. A run on one host has no tunnels; callers use the loopback address.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Way(NamedTuple):
         return f"{parts.scheme}://{self.here}:{parts.port}"
 
     def leads_to(self, host: str) -> bool:
-        """Whether that is another host; services of this one are reached directly."""
+        """Whether calls to this host go through the tunnel. Services on the caller's own host are reached directly."""
         return host not in (LOOPBACK, "localhost", "::1", self.here)
 
     async def open(self, host: str, port: int | str) -> socket.socket:
@@ -50,7 +50,7 @@ class Way(NamedTuple):
             await loop.sock_connect(end, str(self.tunnel))
             await loop.sock_sendall(end, f"{host} {port}\n".encode())
             answer = b""
-            # The answer ends with its line: what follows belongs to the service, which speaks when it is spoken to.
+            # The answer is one line. What follows belongs to the service, which sends nothing before it gets a request.
             while not answer.endswith(b"\n") and len(answer) < _MOST_ANSWER:
                 piece = await loop.sock_recv(end, _MOST_ANSWER)
                 if not piece:

@@ -58,7 +58,7 @@ class Application:
         self._patterns: dict[re.Pattern[str], dict[str, Act]] = {}
         for path, method, act in routes:
             pattern, _, parameters = compile_path(path)
-            # Compiled twice, a pattern is the same one.
+            # `re` caches compiled patterns, so equal patterns are one key here.
             methods = self._patterns.setdefault(pattern, {}) if parameters else self._exact.setdefault(path, {})
             methods[method] = guard(act)
         self._unknown = guard(_unknown)
@@ -85,7 +85,7 @@ class Application:
 
 
 def _trace_of(scope: Scope) -> TraceContext | None:
-    """The trace of the caller. A caller without the token is refused, whatever it sends here."""
+    """The trace of the caller. This header needs no check: a caller without the token is refused anyway."""
     for name, value in scope["headers"]:
         if name == _TRACE_HEADER:
             return trace_context.parse(value.decode("latin-1"))
@@ -114,7 +114,7 @@ async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Its connections inherit it. asyncio sets it only on sockets that were made with a protocol number; without it
+        # Its connections inherit TCP_NODELAY. asyncio sets it only on sockets made with a protocol number. Without it
         # the body of an answer waits 40 ms for the acknowledgement of its head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))

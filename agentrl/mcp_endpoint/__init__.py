@@ -7,6 +7,6 @@
 Invariants:
 - A request without a token of the run file gets no information.
 - A program uses only its own sessions, and takes no process of a pool that episodes need.
-- Its calls belong to no record and are in no statistics of the run. `tools sessions` counts those of open sessions,
-  and the log of the toolbox has a line for each, both with the name of the program.
+- The calls of a program belong to no record and are in no statistics of the run. `tools sessions` counts those of open
+  sessions, and the log of the toolbox has a line for each, both with the name of the program.
 """

@@ -41,7 +41,7 @@ _HOSTS = ("127.0.0.1", "localhost")
 _SECURITY = TransportSecuritySettings(
     allowed_hosts=[f"{host}:*" for host in _HOSTS], allowed_origins=[f"http://{host}:*" for host in _HOSTS]
 )
-"""Web pages in the browser of a user reach loopback too, under a host name of their own."""
+"""A web page in a user's browser can also reach loopback, under a host name that the page chose."""
 
 
 def tokens_of(access: OutsideAccess) -> dict[str, str]:
@@ -135,7 +135,7 @@ class _Listener:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         given = request.headers.get("authorization", "").encode()
-        # All are compared, so the time does not show which one is close.
+        # Compares all of them, so the time taken does not reveal a near match.
         names = [name for name, token in self._tokens.items() if hmac.compare_digest(given, token)]
         over_http = request.url.path.startswith(f"{http_api.PATH}/")
         answer: Response | None = None

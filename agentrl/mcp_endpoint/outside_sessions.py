@@ -40,7 +40,7 @@ API = "http"
 
 
 class OutsideSessions:
-    """All sessions of one program. `opening` has the sessions that are being opened, of all programs."""
+    """All sessions of one program. `opening` holds the sessions that any program is opening now."""
 
     def __init__(self, name: str, toolbox: Toolbox, quotas: OutsideAccess, opening: set[str]) -> None:
         self._name = name
@@ -52,7 +52,7 @@ class OutsideSessions:
         """By connection and server: how many of its sessions have ended, while the connection lives."""
 
     def offered(self, server: str = "") -> tuple[ToolInfo, ...]:
-        """Of one server, or of all. Raises ToolboxError."""
+        """The tools of one server, or of all. Raises ToolboxError."""
         return tuple(tool for tool in self._toolbox.tools(server) if tool.name not in HIDDEN_TOOLS)
 
     async def call(self, connection: str, tool: str, arguments: dict[str, Any]) -> CallAnswer:
@@ -128,7 +128,7 @@ class OutsideSessions:
             log.info("%s opens the session %s", self._name, session)
         self._opening.add(session)
         try:
-            # Apart from episodes, as a replay is: with processes of its own, without statistics.
+            # Kept apart from episodes like a replay: with its own processes, without statistics.
             idle_s = self._quotas.idle_s
             wanted = OpenSession(id=session, servers=servers, wait_s=wait_s, replays=True, idle_s=idle_s)
             await self._toolbox.open(wanted)

@@ -1,10 +1,10 @@
-"""Asks other models: the services of a name in their order, again and again, until one answers or patience ends.
+"""Asks other models: tries the services of a model in their order, repeatedly, until one answers or the time is up.
 
 Invariants:
 - A service is not asked while it rests after a failure, nor beyond its limits; the next one is asked meanwhile.
-- A question is asked once: whoever asks the same at the same moment gets the same answer.
-- Waiting ends at `patience_s`, and then nothing was decided: the caller may ask again later.
-- A new configuration holds from the next try on, also for questions that wait.
+- Equal questions that are asked at the same time are sent once, and all callers get the same answer.
+- Waiting ends after `patience_s` without a decision: the caller may ask again later.
+- A new configuration applies from the next try on, also to questions that already wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_EVERY_S = 1.0
 """How long a question waits at a time before it looks whether the configuration has changed."""
 MINUTE_S = 60.0
 CHECK = "Answer with the one word yes."
-"""What a model that was away is asked, to see whether it answers again."""
+"""The question that tests whether a model that was away answers again."""
 Services = Mapping[str, tuple[OtherModel, ...]]
 
 
@@ -51,12 +51,14 @@ class OtherModels:
         self._ledger = ledger
         self._health: dict[str, Health] = {}
         self._works: set[str] = set()
-        """Services of which the ledger knows that they answer here; what a process before this one noted may be old."""
+        """Services that the ledger lists as working for this process. What an earlier process noted may be out of
+        date."""
         self._at_work: Counter[str] = Counter()
         self._under_way: dict[str, asyncio.Task[Answer]] = {}
         self._calls = ServiceCalls()
         self.counts: Counter[str] = Counter()
-        """Since this process began: calls, failures of services, what was kept, and questions that found no answer."""
+        """Since this process began: calls, failures of services, answers found in the ledger, and unanswered
+        questions."""
         self.cost = 0.0
 
     @property
@@ -69,7 +71,8 @@ class OtherModels:
         return len(self._under_way)
 
     def configure(self, services: Services) -> None:
-        """Take a new configuration. What failed before is tried again at once, since that may be what was mended."""
+        """Take a new configuration. Services that failed are tried again at once, because the change may have repaired
+        them."""
         if dict(services) != self._services:
             self._services = dict(services)
             self._health.clear()
@@ -91,7 +94,7 @@ class OtherModels:
             call.outcome, call.service = "kept", "an earlier answer"
             await self._ledger.keep(call)
             return Answer(found)
-        # Who asks first may give up while others wait, so the question belongs to none of them.
+        # The first caller may give up while others wait, so the question has a task of its own.
         if (asked := self._under_way.get(key)) is None:
             asked = asyncio.create_task(self._ask(call, question, patience_s), name=f"ask {name}")
             self._under_way[key] = asked
@@ -99,9 +102,9 @@ class OtherModels:
         return await asyncio.shield(asked)
 
     async def answers(self, name: str, *, patience_s: float) -> bool:
-        """Whether a service of the model answers within this time, asked a question that costs next to nothing.
+        """Whether a service of the model answers a very cheap question within this time.
 
-        A model that the run file does not name any more keeps nothing waiting, so it counts as one that does.
+        Returns True for a model that the run file no longer names, because nothing needs to wait for it.
         """
         question = Question([{"role": "user", "content": CHECK}], salt=uuid.uuid4().hex)
         try:
@@ -123,7 +126,7 @@ class OtherModels:
     def _over(self, key: str, done: asyncio.Task[Answer]) -> None:
         self._under_way.pop(key, None)
         if not done.cancelled():
-            done.exception()  # Whoever waited has it; perhaps nobody does any more.
+            done.exception()  # Marks the exception as retrieved: there may be no caller left to do it.
 
     def _of(self, name: str) -> tuple[OtherModel, ...]:
         try:
@@ -180,11 +183,11 @@ class OtherModels:
             await asyncio.sleep(self._pause_s(services))
 
     async def _take_turn(self, service: OtherModel) -> bool:
-        """Whether it may be asked now. Then it counts as asked, until `_try` ends."""
+        """Whether the service may be asked now. If so, it counts as busy until `_try` ends."""
         health = self._health_of(service)
         if self._at_work[service.identity] >= service.at_once or health.not_before > time.monotonic():
             return False
-        # Before the limit of the minute is looked up, or others would have the same turn meanwhile.
+        # Counted before the limit per minute is read, because other questions run during that read.
         self._at_work[service.identity] += 1
         admitted = False
         try:
@@ -203,7 +206,8 @@ class OtherModels:
         return False
 
     def _pause_s(self, services: tuple[OtherModel, ...]) -> float:
-        """Until the first of them may be asked; a little longer for some, so that not all ask at once."""
+        """The time until the first of these services may be asked, plus jitter, so that not all questions go out at
+        once."""
         rests = [self._health_of(service).not_before - time.monotonic() for service in services]
         return min(max(min(rests, default=0.0), 0.05), LOOK_EVERY_S) * (1 + random.random() / 4)
 
@@ -211,7 +215,7 @@ class OtherModels:
         return self._health.setdefault(service.identity, Health())
 
     async def _try(self, call: OtherModelCall, service: OtherModel, question: Question) -> Answer:
-        """Ends the turn that was taken."""
+        """Asks the service, and ends the turn that `_take_turn` took."""
         health = self._health_of(service)
         call.tries += 1
         try:

@@ -1,7 +1,7 @@
 """How a question is written for a service behind an address, and how its answer is read. Pure.
 
-Invariants: an answer that is not what the API says is rubbish, and no text; the same question gives the same bytes, so
-that its hash names it.
+Invariants: an answer that breaks the API raises RubbishError and is never used as text; equal questions give equal
+bytes, so their hash identifies them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from agentrl.config.other_models import OtherModel
 
 Dialect = Literal["openai", "anthropic", "completions"]
-"""Messages as OpenAI or Anthropic have them; or text that OpenAI's older API goes on with."""
+"""Messages in the form of OpenAI or Anthropic, or a text that OpenAI's older API continues."""
 ANTHROPIC_VERSION = "2023-06-01"
 
 
@@ -35,10 +35,10 @@ class Question:
     """None: as the service is configured."""
     max_tokens: int | None = None
     salt: str = ""
-    """Questions that differ in it alone are asked apart: the votes of a judge, the turns of an episode."""
+    """Makes otherwise equal questions different: the votes of a judge, the turns of an episode."""
 
     def key(self, name: str, services: Sequence[OtherModel]) -> str:
-        """The hash by which an answer is found again. A model that is configured otherwise is another one."""
+        """The hash by which an answer is found again. It includes the configuration of the model."""
         of = [[service.kind, service.url, service.model, service.temperature, service.more] for service in services]
         asked = [name, of, list(map(dict, self.messages)), self.temperature, self.max_tokens, self.salt]
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -163,5 +163,5 @@ def _of_anthropic(found: _Reply) -> Answer:
 
 
 def _count(value: int) -> int:
-    """What a service counts may be anything."""
+    """A count from a service may have any type or value."""
     return min(max(value, 0), 100_000_000)

@@ -1,7 +1,7 @@
-"""What is kept of each question to another model, and found again instead of asking twice.
+"""Logs each question to another model; an equal question later gets the stored answer.
 
-Invariants: a call is one row, whatever services it took; a row has no key; an answer that is too long to keep is not
-found again; what is older or beyond the limit goes.
+Invariants: a call is one row, however many services it took; a row has no key; an answer that is too long to keep is
+not found again; rows beyond the limits of age and number are removed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class OtherModelCall(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     id: str = msgspec.field(name="_id")
     record: str = ""
-    """For whose sake; empty if it is for none."""
+    """The record for which it was asked; empty if there is none."""
     purpose: str = ""
     """Such as `judge right`, `user`, `summary of search`."""
     model: str = ""
     """Its name in `models`."""
     service: str = ""
-    """What answered."""
+    """The service that answered."""
     request: str = ""
     """The hash of the question."""
     at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
@@ -49,16 +49,16 @@ class Ledger(Protocol):
         """The answer to an earlier question with this hash."""
 
     async def keep(self, call: OtherModelCall) -> None:
-        """Never raises: a call that is not kept has happened all the same."""
+        """Never raises: the call has happened even if its row cannot be stored."""
 
     async def admitted(self, service: str, minute: int, most: int) -> bool:
         """Whether one more call of this minute is within the limit; it is counted if so."""
 
     async def rests(self, service: str, failures: int, rest_s: float, error: str) -> None:
-        """A try failed, the last of so many in a row; the service is not asked for a while. Never raises."""
+        """Note that a service failed, and how many times in a row; it is not asked for a while. Never raises."""
 
     async def works(self, service: str) -> None:
-        """It answers again. Never raises."""
+        """Note that the service answers again. Never raises."""
 
 
 class MemoryLedger:
@@ -85,7 +85,7 @@ class MemoryLedger:
         return self._minutes[service, minute] <= most
 
     async def rests(self, service: str, failures: int, rest_s: float, error: str) -> None:
-        """One process needs no note of what it knows."""
+        """Does nothing: the only process already knows."""
 
     async def works(self, service: str) -> None:
         """As above."""

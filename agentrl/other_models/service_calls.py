@@ -1,10 +1,11 @@
 """Calls services behind OpenAI- and Anthropic-compatible addresses: one call each, without repeating it.
 
-Judges and other helpers, models that are tried or evaluated by their address, and engines of the kind `openai` use it.
+It is used by judges and other helpers, by `try` and `eval` of a model behind an address, and by engines of the kind
+`openai`.
 
 Invariants:
 - An answer is bounded and comes within its time; no redirect is followed.
-- A failure has one sentence without the key, although services repeat keys in what they refuse.
+- A failure has one sentence without the key, although services repeat keys in their error messages.
 - A failure says whether the service is busy, away, or refuses this question.
 """
 
@@ -26,20 +27,20 @@ _MOST_SHOWN = 200
 
 
 class ServiceFailedError(Exception):
-    """One call. `status` is that of the answer, 0 without one."""
+    """A call failed. `status` is the HTTP status of the answer, 0 without an answer."""
 
     def __init__(self, why: str, verdict: Verdict = "away", *, status: int = 0, asked_for: float | None = None) -> None:
-        """`asked_for`: the seconds for which the service asks to be left alone."""
+        """`asked_for`: the seconds that the service asks callers to wait."""
         super().__init__(why)
         self.verdict, self.status, self.asked_for = verdict, status, asked_for
 
 
 class ServiceCalls:
-    """Its connections, to any number of services."""
+    """Makes calls, and holds the connections to any number of services."""
 
     @cached_property
     def _http(self) -> httpx.AsyncClient:
-        # It reads all certificates, and most processes never ask a service.
+        # Created late: it reads all certificates, and most processes never ask a service.
         return httpx.AsyncClient(follow_redirects=False)
 
     async def close(self) -> None:
@@ -58,9 +59,9 @@ class ServiceCalls:
         except RubbishError as wrong:
             raise ServiceFailedError(_without(request.key, str(wrong)), status=status) from None
         except httpx.InvalidURL:
-            raise ServiceFailedError("its address is none") from None
+            raise ServiceFailedError("its address is invalid") from None
         except httpx.LocalProtocolError:
-            # Its text has the key, written in another way.
+            # The text of this error may contain the key in another encoding.
             raise ServiceFailedError("its key has a line break, or another character that no header may have") from None
         except (httpx.HTTPError, UnicodeError) as broken:
             raise ServiceFailedError(_without(request.key, str(broken)) or type(broken).__name__) from None
@@ -87,7 +88,7 @@ class ServiceCalls:
 
 def _shortly(body: bytes, key: str) -> str:
     """The beginning of an error's text."""
-    # Of all of it: in a part that is cut off, a key may be cut, too.
+    # Remove the key before the text is cut: half a key would not be recognised.
     text = _without(key, " ".join(body.decode(errors="replace").split()))
     return f": {text[:_MOST_SHOWN]}" if text else ""
 

@@ -1,7 +1,7 @@
-"""When a service that failed is asked again. Pure: the caller has the clock and the chance.
+"""When a service that failed is asked again. Pure: the caller gives the time and the random number.
 
-Invariants: after a failure a service is left alone for a while, the longer the more often it failed in a row, and never
-longer than `MOST_S`; it is left alone as long as it says itself, within limits; one success and it is as good as new.
+Invariants: after a failure a service is not asked for a while; the pause grows with the failures in a row, up to
+`MOST_S`; a pause that the service asks for is respected within limits; one success resets the count.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Literal
 FIRST_S = 0.5
 MOST_S = 30.0
 MOST_ASKED_FOR_S = 300.0
-"""A longer Retry-After is not believed: somebody may have mended it meanwhile."""
+"""A longer Retry-After is cut to this, because the service may be repaired earlier."""
 JITTER = 0.25
 
 Verdict = Literal["busy", "away", "refused"]
-"""`refused`: this question would be refused again, by this service."""
+"""`refused`: this service would refuse the same question again."""
 
 
 def of_status(status: int) -> Verdict:
-    """What a status other than 200 means. A wrong key or name is mended by a person, so it is `away`."""
+    """What a status other than 200 means. A wrong key or name is `away`, because a person can repair it."""
     if status == 429:
         return "busy"
     return "refused" if status in (400, 413, 414, 422) else "away"
 
 
 def asked_for_s(retry_after: str, now: datetime) -> float | None:
-    """The seconds of a header Retry-After; None if it says nothing that can be read."""
+    """The seconds of a Retry-After header; None if it cannot be read."""
     text = retry_after.strip()
     if text.replace(".", "", 1).isdecimal() and text.isascii():
         return min(float(text), MOST_ASKED_FOR_S)
@@ -43,7 +43,7 @@ def asked_for_s(retry_after: str, now: datetime) -> float | None:
 
 @dataclass(slots=True)
 class Health:
-    """Of one service."""
+    """Whether one service may be asked now."""
 
     failures: int = 0
     """In a row."""

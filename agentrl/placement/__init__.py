@@ -1,4 +1,4 @@
-"""Starts the host agents of other machines, and says what became of them.
+"""Starts the host agents on other machines, and reports their state.
 
 `placement` in the run file chooses a backend.
 
@@ -20,11 +20,12 @@ agentrl.placement`): it may block, import what it likes, and die.
 
 Invariants that hold for every backend (each is a test of the contract):
 - An agent that lives is not started again, also if two starts happen at once.
-- An agent outlives the process that started it, and is found by another one: a backend remembers in `notes`, not in
-  memory.
+- An agent outlives the process that started it, and a later process finds it: a backend keeps its state in `notes`, not
+  in memory.
 - Secrets go to the machine over the standard input of the started process; never by an argument, a log, an environment
   variable or a disk that machines share.
-- `GONE` is said only of a machine that the scheduler took away with all processes on it. What is only silent is `LOST`.
+- A host is `GONE` only if the scheduler took its machine away with all processes on it. A host that is only silent is
+  `LOST`.
 - After `release` nothing of the host is left, or it raises and names what is.
 """
 
@@ -41,7 +42,7 @@ class State(enum.StrEnum):
     """What a backend knows of a host."""
 
     STARTING = "starting"
-    """It waits for a machine or for its agent, and comes by itself: a queued job, a pending pod."""
+    """It waits for a machine or for its agent, and needs no further action: a queued job, a pending pod."""
     ALIVE = "alive"
     LOST = "lost"
     """Its agent ended, or it cannot be reached; units may live there."""
@@ -56,7 +57,7 @@ class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str
     state: State
     where: str = ""
-    """In the terms of the backend: a pid, a job step, a pod."""
+    """Its place in the terms of the backend: a pid, a job step, a pod."""
     why: str = ""
     """A sentence if it is not alive: what happened and, if that is known, by whom."""
     hint: str = ""
@@ -70,7 +71,7 @@ class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Invitation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the agent of a host gets to know, over standard input. It contains a secret."""
+    """What the agent of a host reads from standard input. It contains a secret."""
 
     host: str
     run: str
@@ -78,10 +79,10 @@ class Invitation(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str
     """Of the coordinator's agentrl; the host must have the same."""
     state_dir: str
-    """A directory of this host alone, on a disk that it does not share. Empty: one in /var/tmp."""
+    """A directory that only this host uses, on a disk that it does not share. Empty: one in /var/tmp."""
     run_dir: str
     coordinator: str
-    """The address at which the host joins; together with the next four what a key file holds."""
+    """The address at which the host joins. This field and the next four are the content of a key file."""
     key_name: str
     public: str
     secret: str
@@ -112,7 +113,8 @@ class Left(msgspec.Struct, frozen=True):
     """Empty: one in /var/tmp."""
     run_dir: str
     wipe: bool
-    """The data of the run, but not the identity of the host; otherwise that and the copies of files, but no results."""
+    """True: remove the data of the run, but not the identity of the host. False: remove the identity and the copies of
+    files, but no results."""
 
 
 class PlacedRun(msgspec.Struct, frozen=True):
@@ -121,18 +123,18 @@ class PlacedRun(msgspec.Struct, frozen=True):
     uuid: str
     name: str
     state_dir: str
-    """Of the coordinator. Backends keep their notes in `placement/` of it."""
+    """The coordinator's state directory. Backends keep their notes in its `placement/`."""
 
 
 class Placement(Protocol):
     """The interface of a backend. The calls may block for some seconds; they never wait for a queue."""
 
     def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
-        """Start the agents of these hosts that do not live; the other hosts of the run stay as they are. Returns one
-        answer for each: what failed for one host is in its `why`. Raises AgentrlError if no host can be started."""
+        """Start the agents of these hosts that are not running; the other hosts of the run stay as they are. Returns
+        one answer for each host: its `why` says what failed. Raises AgentrlError if no host can be started."""
 
     def describe(self) -> tuple[Placed, ...]:
-        """Every host that was started and not released."""
+        """The state of every host that was started and not released."""
 
     def release(self, hosts: Sequence[str]) -> None:
         """End the agents of these hosts and give the machines back. All units must have ended before. Raises

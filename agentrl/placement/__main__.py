@@ -1,6 +1,6 @@
 """One call of a backend: `python -m agentrl.placement`, with a Request on standard input. Prints a Reply as JSON.
 
-A process of its own, so that a backend may block, import what it likes, and die, while the coordinator goes on.
+It is a separate process, so a backend may block, import anything, and die, while the coordinator goes on.
 """
 
 from __future__ import annotations

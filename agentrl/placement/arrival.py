@@ -1,11 +1,12 @@
 """Runs on a machine that becomes a host of a run: `python -m agentrl.placement.arrival`.
 
 It reads an Order on standard input, prints an `Arrived` as one line of JSON, and ends. With `--stay` it becomes the
-agent after it has printed the line, for schedulers that end what the process that they started has started. With
-`--bound` the host leaves when the parent of this process ends, for schedulers whose reservation that parent is.
+agent after it has printed the line, for schedulers that also end the children of the process that they started. With
+`--bound` the host leaves when the parent of this process ends, for schedulers whose reservation lasts as long as that
+parent.
 
 Invariants:
-- The key comes in on standard input, and lies in a file of mode 0600 in a directory that nobody else can enter.
+- The key arrives on standard input, and is kept in a file of mode 0600 in a directory that no other user can enter.
 - An agent of another version than the coordinator's is never started.
 - A directory that another user made is not used.
 """
@@ -42,7 +43,8 @@ Act = Literal["start", "look", "end", "leave", "forget", "wipe"]
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What to do here. `start` needs the invitation, the others what follows it; `forget` and `wipe` need `run_dir`."""
+    """What to do here. `start` needs the invitation; the other acts need the fields after it, and `forget` and `wipe`
+    also need `run_dir`."""
 
     act: Act = "start"
     invitation: Invitation | None = None
@@ -57,7 +59,7 @@ class Arrived(msgspec.Struct, frozen=True, omit_defaults=True):
 
     host: str
     pid: int = 0
-    """0: no agent lives here."""
+    """0: no agent runs here."""
     state_dir: str = ""
     version: str = __version__
     error: str = ""
@@ -81,7 +83,7 @@ def carry_out(order: Order, *, stay: bool = False, bound_to: int = 0) -> Arrived
     elif order.act == "leave" and (known := living_agent(state_dir, order.host)):
         procfs.kill_exactly(known.pid, known.start_ticks, 15)
     elif order.act in ("forget", "wipe"):
-        # Imported here, because a start needs none of it.
+        # Imported late, because a start does not need it.
         from agentrl.placement.clearing import clear
 
         _prove(order.run, order.host)
@@ -102,7 +104,7 @@ def _started(invitation: Invitation, bound_to: int) -> Arrived:
             state_dir, Path(invitation.run_dir), invitation.run, invitation.host, arguments
         )
     except ConflictError:
-        # The agent of another start, which has the lock, and has written its file or will.
+        # Another start was first: its agent has the lock, and has written its file or soon will.
         known = living_agent(state_dir, invitation.host) or _living_soon(state_dir, invitation.host)
     return _answer(invitation.host, state_dir, known)
 
@@ -139,7 +141,7 @@ def _make_ready(invitation: Invitation) -> Path:
 
 
 def _make_own(folder: Path) -> None:
-    """Others can write to /var/tmp, so a directory with this name may be theirs, or a link."""
+    """Other users can write to /var/tmp, so a directory with this name may be theirs, or a link."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
@@ -161,7 +163,8 @@ def _agent_arguments(invitation: Invitation, state_dir: Path) -> list[str]:
 
 
 def become_agent(invitation: Invitation, state_dir: Path) -> None:
-    """Replace this process by the agent. Its output goes to its log: that of the scheduler may have no reader."""
+    """Replace this process by the agent. Its output goes to its log, because the pipe of the scheduler may have no
+    reader."""
     arguments = _agent_arguments(invitation, state_dir)
     command = agent_command(state_dir, Path(invitation.run_dir), invitation.run, invitation.host, arguments)
     log = os.open(

@@ -9,7 +9,7 @@ from agentrl.placement import PlacedRun, Placement
 
 
 def open_placement(settings: Settings, run: PlacedRun) -> Placement:
-    """Imports the backend only here, because some are heavy."""
+    """Imports the backend late, because some are heavy."""
     if settings.ssh is not None:
         from agentrl.placement.ssh import SshPlacement
 

@@ -1,4 +1,4 @@
-"""Removes what a run that is down left on a machine that was one of its hosts.
+"""Removes what a run left on one of its machines, after the run is down.
 
 Invariants:
 - Nothing is removed while a process of the run may live there.

@@ -1,7 +1,7 @@
 """The backend `local`: agents on this machine; also `python -m agentrl.placement.local --state-dir S ...`, which starts
 the agent of the coordinator's own host.
 
-The own host needs no invitation: its agent starts the coordinator, which knows it by its process.
+The coordinator's own host needs no invitation: its agent starts the coordinator, which knows the agent by its process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LocalNote(msgspec.Struct, frozen=True):
 
 
 class LocalPlacement:
-    """Agents on this machine: of the hosts that are invited."""
+    """The agents of invited hosts, all on this machine."""
 
     def __init__(self, state_dir: Path) -> None:
         self._notes = Notes(state_dir, "local", LocalNote)

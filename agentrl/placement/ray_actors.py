@@ -1,8 +1,8 @@
 """The backend `ray`: a placement group whose bundles are hosts; an actor in each bundle carries the host agent.
 
-Group and actors are detached, so they outlive the process that made them. Ray starts an actor again that dies, on
+Group and actors are detached, so they outlive the process that made them. If an actor dies, Ray starts it again, on
 another node if its node is gone; the next `ensure` then starts the agent there. An agent whose actor has ended leaves
-in order, so that nothing of the run works where Ray counts the bundle as free.
+in order, so that no unit of the run works where Ray counts the bundle as free.
 
 Invariants:
 - A bundle is one host. All bundles of one `ensure` are reserved together or not at all.
@@ -39,7 +39,7 @@ _LOOK_WITHIN_S = 20.0
 _CONNECT_WITHIN_S = 5.0
 _EXPECTED, _PREEMPTED, _IDLE = 1, 3, 4
 _ENDED_ON_PURPOSE = (_EXPECTED, _PREEMPTED, _IDLE)
-"""Reasons of Ray for the death of a node after which its machine runs nothing any more."""
+"""Ray's reasons for the death of a node that prove that its machine runs nothing any more."""
 
 
 class RayNote(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class RayNote(msgspec.Struct, frozen=True):
     node: str = ""
     """The node on which the agent was started; empty before that."""
     lost_at: float = 0.0
-    """When this was first seen: Ray has lost that node. 0: it lives."""
+    """When it was first seen that Ray has lost that node; 0 if the node is alive."""
 
 
 class RayPlacement:
@@ -141,7 +141,7 @@ class RayPlacement:
         name = f"{self._namespace}-{uuid.uuid4().hex[:8]}"
         bundles = [self._bundle(one.host) for one in fresh]
         made = ray.util.placement_group(bundles, strategy=self._settings.strategy, name=name, lifetime="detached")
-        # Noted before anything else, so that a process that dies here leaves nothing that is not released.
+        # Noted first, so that `release` finds everything even if this process dies here.
         self._notes.update({one.host: RayNote(name, at, one.invitation.run) for at, one in enumerate(fresh)})
         for at, one in enumerate(fresh):
             self._make_actor(ray, one.host, made, at)
@@ -185,7 +185,8 @@ class RayPlacement:
         return placed
 
     def _take_out(self, nodes: Mapping[str, Any], host: str, note: RayNote | None) -> Placed | None:
-        """The answer if the node of the agent is dead. Once that is GONE, the next `ensure` starts another one."""
+        """The answer if the node of the agent is dead. After an answer of GONE, the next `ensure` starts another
+        agent."""
         placed = None if note is None else self._dead(nodes, host, note, time.time())
         if note is None or placed is None:
             return None
@@ -196,7 +197,7 @@ class RayPlacement:
         return placed
 
     def _dead(self, nodes: Mapping[str, Any], host: str, note: RayNote, now: float) -> Placed | None:
-        """None if the node of the agent lives, or if there is none yet."""
+        """None if the node of the agent is alive, or if the agent has no node yet."""
         dead = nodes.get(note.node, {})
         if not note.node or dead.get("Alive"):
             return None
@@ -234,7 +235,7 @@ class RayPlacement:
         return Placed(host, State.STARTING, note.group, why, "`ray status` shows what is free.")
 
     def _end(self, ray: Any, host: str, note: RayNote) -> str:
-        """What may be left; empty if nothing is."""
+        """What may be left, as a sentence; empty if nothing is."""
         actor = _actor(ray, host)
         if note.node:
             order = Order("end", host=host, run=note.run, state_dir=note.state_dir)

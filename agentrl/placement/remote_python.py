@@ -14,12 +14,13 @@ _SHOWN_CHARS = 300
 
 
 def arrival_command(python: str, *arguments: str) -> list[str]:
-    """`python` is the one of the machine; empty: the path of this one."""
+    """`python` is the path of Python on that machine; empty means the path of the Python that runs here."""
     return [python or sys.executable, "-m", "agentrl.placement.arrival", *arguments]
 
 
 def read_arrived(host: str, node: str, output: bytes, complaint: bytes, code: int, python: str) -> Arrived:
-    """The answer of an arrival. Raises AgentrlError with one sentence if there is none, or if it says so."""
+    """The answer of an arrival. Raises AgentrlError with one sentence if there is no answer, or if it reports an
+    error."""
     for line in reversed(output.splitlines()):  # a login may print a greeting first
         try:
             arrived = msgspec.json.decode(line, type=Arrived)

@@ -12,7 +12,7 @@ Act = Literal["ensure", "describe", "release"]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call of a backend. Its invitations have secrets, so it is never an argument."""
+    """One call of a backend. Its invitations contain secrets, so it is never passed on a command line."""
 
     act: Act
     settings: dict[str, Any]

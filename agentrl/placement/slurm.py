@@ -1,12 +1,12 @@
 """The backend `slurm`: agents as steps of a job of Slurm, one for each node.
 
 The job is the one that `agentrl up` is in, or one that is submitted here and only holds its nodes. The agent of a node
-is started by an srun of its own, which has the key of this host alone on its standard input.
+is started by its own srun, which reads only the key of this host from standard input.
 
 Invariants:
-- A node of the job has at most one host, and keeps it as long as this life of the job lasts.
+- A node of the job has at most one host, and keeps it until the job ends or is requeued.
 - The node on which the coordinator itself runs in the job gets no second host.
-- A host is GONE when its life of the job is over, or when Slurm took its node out of the job.
+- A host is GONE when its job has ended or was requeued, or when Slurm took its node out of the job.
 - A job that a person cancelled is not submitted again before the next `up`. A job that was not submitted here is never
   cancelled.
 """
@@ -44,7 +44,7 @@ class JobNote(msgspec.Struct, frozen=True):
     own: bool
     """It was submitted here."""
     nodes: dict[str, str] = {}
-    """Of the hosts that have to be on a particular one."""
+    """The nodes of hosts that must be on a particular node, by host."""
 
     def without(self, host: str) -> JobNote:
         groups = tuple(tuple(one for one in group if one != host) for group in self.groups)
@@ -80,7 +80,7 @@ class View:
     nodes: dict[str, list[str]] = field(default_factory=dict)
     """By the id of a component."""
     steps: set[str] = field(default_factory=set)
-    """Names of the steps that live."""
+    """Names of the steps that are running."""
 
     def component(self, job: str, id: str) -> Component | None:
         return next((one for one in self.jobs.get(job, ()) if one.id == id), None)
@@ -171,9 +171,9 @@ class SlurmPlacement:
         self._jobs.update({job: JobNote(tuple(groups), own=False, nodes=hosts)})
 
     def _take_out(self, view: View, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Placed], dict[str, str]]:
-        """Forget jobs that are over, and hosts whose machine was taken away. Each of those is told once.
+        """Forget jobs that are over, and hosts whose machine was taken away. Each such host is reported once.
 
-        Also returns all hosts that need another job, with their nodes: those of one job get one job again."""
+        Also returns all hosts that need another job, with their nodes: hosts that shared a job share the new one."""
         found: dict[str, Placed] = {}
         homeless: dict[str, str] = {}
         for host, note in self._notes.all().items():
@@ -191,14 +191,14 @@ class SlurmPlacement:
             for host in (host for host in job_note.hosts if host in wanted):
                 found.setdefault(host, Placed(host, State.GONE, why=_ended(job, components), dismissed=cancelled))
                 left = left.without(host)
-            # Each host of a cancelled job has to be told, before it may get another one.
+            # Each host of a cancelled job must be reported before it may get another job.
             self._jobs.update({job: left if cancelled and left.hosts else None})
         for host in found:
             self._leave_shrunken_job(host, view)
         return found, homeless
 
     def _leave_shrunken_job(self, host: str, view: View) -> None:
-        """A job that goes on without a node has no place for its host any more; the host needs another job."""
+        """If a job goes on without one of its nodes, the host of that node needs another job."""
         for job, note in self._jobs.all().items():
             if host not in note.hosts:
                 continue
@@ -228,11 +228,11 @@ class SlurmPlacement:
     def _of_job(
         self, job: str, note: JobNote, view: View, wanted: Mapping[str, Wanted], starts: dict[str, Place]
     ) -> dict[str, Placed]:
-        """What is known of the wanted hosts of a job; what is to be started is added to `starts`."""
+        """The states of the wanted hosts of a job. Adds to `starts` the hosts that must be started."""
         found: dict[str, Placed] = {}
         components = view.jobs.get(job, [])
         groups = note.groups if len(note.groups) > 1 else (tuple(note.hosts),)
-        # Without groups of its own a heterogeneous job is one pool of nodes.
+        # A heterogeneous job without configured components is one pool of nodes.
         pools = [[one] for one in components] if len(groups) > 1 else [components]
         for pool, group in zip(pools, groups, strict=False):
             if waiting := next((one for one in pool if not one.runs), None):
@@ -311,7 +311,7 @@ class SlurmPlacement:
         return ""
 
     def _give_back(self, hosts: Sequence[str]) -> dict[str, str]:
-        """End the jobs of which no host is left. Returns problems by job."""
+        """End the jobs that have no host left. Returns problems by job."""
         problems: dict[str, str] = {}
         for job, note in self._jobs.all().items():
             for host in hosts:

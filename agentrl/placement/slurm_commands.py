@@ -1,8 +1,8 @@
-"""Asks Slurm and gives it orders, by its command line.
+"""Queries and controls Slurm through its command line.
 
 Invariants:
-- No answer is waited for without a limit.
-- What Slurm sets for the processes of a job (`SLURM_NTASKS` and the like) does not change our commands.
+- Every wait for an answer has a limit.
+- The variables that Slurm sets for the processes of a job (such as `SLURM_NTASKS`) do not change these commands.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Component(msgspec.Struct, frozen=True):
     node_list: str
     comment: str
     group: int = -1
-    """Its number in a heterogeneous job; -1 if the job is none."""
+    """Its number in a heterogeneous job; -1 in any other job."""
 
     @property
     def runs(self) -> bool:
@@ -97,7 +97,7 @@ def nodes_of(node_list: str) -> list[str]:
 
 
 def steps(jobs: Sequence[str]) -> list[Step]:
-    """The steps of these jobs that live."""
+    """The running steps of these jobs."""
     if not jobs:
         return []
     done = _run(["squeue", "--noheader", "--steps", f"--jobs={','.join(jobs)}", "--format=%i %j"])
@@ -133,7 +133,7 @@ def cancel(job: str) -> None:
 
 
 def environment(*, marked: bool = True) -> dict[str, str]:
-    """`marked`: the process is one of this run on this host."""
+    """`marked`: keep the mark that says that the process belongs to this run on this host."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
     if conf := os.environ.get("SLURM_CONF"):
         env["SLURM_CONF"] = conf

@@ -55,11 +55,11 @@ def write_script(path: Path, settings: Slurm, *, name: str, run: str) -> None:
 def arguments(settings: Slurm, name: str, nodes: Mapping[str, str], groups: Sequence[Group]) -> list[str]:
     """The options of sbatch for a job with these groups of hosts, one for each component.
 
-    `nodes` are those of the hosts that have to be on a particular one."""
+    `nodes`: by host, for hosts that must be on a particular node."""
     # Nodes need not share a directory with this host, and a job whose output cannot be opened fails.
     common = [f"--job-name=agentrl-{name}", "--output=/dev/null", "--chdir=/"]
     common += ["--requeue" if settings.requeue else "--no-requeue"]
-    # The batch script alone gets the warning: units would take the signal as the order to end.
+    # Only the batch script gets the warning, because units would end at this signal.
     common += [f"--signal=B:TERM@{settings.drain_s}"] if settings.drain_s else []
     found: list[str] = []
     for group in groups:
@@ -72,7 +72,7 @@ def arguments(settings: Slurm, name: str, nodes: Mapping[str, str], groups: Sequ
 
 
 def groups_of(settings: Slurm, hosts: Sequence[str]) -> list[Group]:
-    """One for each component that has any of these hosts; one of all hosts without components."""
+    """One group for each component that has any of these hosts; without components, one group of all hosts."""
     if not settings.components:
         return [Group(tuple(hosts))]
     groups = [

@@ -1,4 +1,5 @@
-"""Tells the host agents of one job of Slurm on this node that it ends: `python -m agentrl.placement.slurm_leave RUN`.
+"""Warns the host agents of one Slurm job on this node that the job ends soon: `python -m agentrl.placement.slurm_leave
+RUN`.
 
 The batch script of the job starts it on every node when Slurm warns it (`--signal`, a preemption). The agents then ask
 the coordinator to let their units finish.

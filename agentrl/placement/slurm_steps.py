@@ -1,8 +1,8 @@
 """Steps of a job of Slurm: the agent of one node, and short programs there.
 
 Invariants:
-- The key of a host goes over the standard input of its own srun.
-- The output of an srun whose starter is gone goes to a file, so that it never fails for want of a reader.
+- The key of a host is passed only on the standard input of its own srun.
+- The output of srun goes to a file, so it does not fail when its parent, the reader of a pipe, has ended.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from agentrl.placement.slurm_commands import environment
 from agentrl.placement.until import until
 
 STEP = "agentrl-"
-"""The name of a step is this with the name of its host."""
+"""The prefix of the name of a step; the name of its host follows."""
 
 
 class Place(NamedTuple):
     """A node of a job."""
 
     job: str
-    """The whole job, also if it is heterogeneous."""
+    """The id of the whole job, also if it is heterogeneous."""
     node: str
     group: int = -1
-    """Of the component of a heterogeneous job."""
+    """The number of the component of a heterogeneous job."""
 
 
 def start_on_node(place: Place, host: str, order: Order, log: Path, python: str, within_s: float) -> Arrived:
-    """Start the agent, which stays the step. Raises AgentrlError with a sentence."""
+    """Start the agent as a step that lasts as long as the agent. Raises AgentrlError with a sentence."""
     command = _srun(place, STEP + host, arrival_command(python, "--stay"))
     complaints = log.with_suffix(".err")
     with log.open("wb") as output, complaints.open("wb") as errors:
@@ -80,7 +80,7 @@ def run_on_node(place: Place, host: str, order: Order, python: str, within_s: fl
 
 
 def _srun(place: Place, name: str, command: list[str]) -> list[str]:
-    # With all memory and devices of the job on that node, which it shares with other steps.
+    # Gets all memory and devices of the job on that node, shared with the other steps.
     step = [
         "srun",
         f"--jobid={place.job}",

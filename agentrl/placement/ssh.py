@@ -1,11 +1,11 @@
 """The backend `ssh`: agents that are started over OpenSSH.
 
-The agent leaves the ssh session, so the connection lasts only as long as a start. A machine whose login ends all
+The agent detaches from the ssh session, so the connection lasts only as long as a start. A machine whose login ends all
 processes of its user (`KillUserProcesses` of systemd) needs `loginctl enable-linger` there.
 
 Invariants:
 - ssh never asks a question (`BatchMode`), and never waits without a limit.
-- A machine that does not answer is LOST, never GONE: its units may live.
+- A machine that does not answer is LOST, never GONE: its units may still run.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class SshPlacement:
     def _ssh(self) -> list[str]:
         given = self._settings
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(given.connect_s))}"]
-        # A machine that stops in the middle of a start is noticed.
+        # These options notice a machine that stops in the middle of a start.
         command += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ClearAllForwardings=yes"]
         command += ["-F", given.config] if given.config else []
         command += ["-l", given.user] if given.user else []

@@ -77,7 +77,7 @@ async def test_an_address_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     template = Template.of(tmp_path)
     model = ChatApiModel(template, "http://me:secret@127.0.0.1:port", "large", "", 0, max_tokens=8)
     try:
-        with pytest.raises(EngineGoneError, match="does not answer: its address is none") as failed:
+        with pytest.raises(EngineGoneError, match="does not answer: its address is invalid") as failed:
             await model.generate("a/0", template.first("", (), "one"), Sampling(max_new_tokens=8), deadline_s=10)
     finally:
         await model.close()
