@@ -1,8 +1,8 @@
-"""What the parsers of tool calls share: calls, errors, JSON and calls written as Python.
+"""Shared parts of the tool-call parsers: calls, errors, JSON and calls written as Python.
 
 Invariants:
 - Text is parsed and never evaluated.
-- What cannot be read raises Malformed, whose message is for the model.
+- A malformed call raises Malformed, whose message is for the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.chat import python_calls
 from agentrl.chat.tool_specs import ToolSpec
 
 MAX_CALL_LENGTH = 1 << 18
-"""Characters of one call; longer ones are refused."""
+"""The most characters of one call; longer calls are refused."""
 MAX_CALLS = 64
 _MAX_DEPTH = 100
 
@@ -48,7 +48,8 @@ _FENCE = re.compile(r"\A\s*```[a-zA-Z]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 
 
 def tagged(text: str, tag: re.Pattern[str], end: str, read: Callable[[str], Iterable[Call]]) -> Parsed:
-    """Calls between tags: the first group of `tag` is what is inside, the second its end, empty if it is missing."""
+    """Reads calls between tags. The first group of `tag` is the text inside, the second the end tag, empty if it is
+    missing."""
     parsed = Parsed()
     rest: list[str] = []
     at = 0
@@ -68,7 +69,7 @@ def tagged(text: str, tag: re.Pattern[str], end: str, read: Callable[[str], Iter
 
 
 def read_into(parsed: Parsed, text: str, calls: Iterable[Call]) -> None:
-    """Adds the calls of this text. Those before a malformed one stay."""
+    """Adds the calls of this text to `parsed`. Calls before a malformed one are kept."""
     try:
         if len(text) > MAX_CALL_LENGTH:
             raise Malformed(f"it is longer than {MAX_CALL_LENGTH} characters")
@@ -99,7 +100,7 @@ def call_of(value: Any) -> Call:
 
 
 def calls_in_python(inside: str, tools: dict[str, ToolSpec]) -> Iterator[Call]:
-    """One call as Python or several, also in a fence."""
+    """One or several calls written as Python, perhaps in a fence."""
     fenced = _FENCE.match(inside)
     try:
         found = python_calls.read_calls(fenced[1] if fenced else inside)
@@ -110,7 +111,7 @@ def calls_in_python(inside: str, tools: dict[str, ToolSpec]) -> Iterator[Call]:
 
 
 def _named_arguments(call: python_calls.PythonCall, tool: ToolSpec | None) -> dict[str, Any]:
-    """Names positional arguments by the tool's signature; those of an unknown tool keep their numbers."""
+    """Names positional arguments by the tool's signature; those of an unknown tool are named by their numbers."""
     names = tool.arguments if tool else tuple(map(str, range(len(call.positional))))
     if len(call.positional) > len(names):
         raise Malformed(f"{call.name} takes {len(names)} arguments, not {len(call.positional)}")
@@ -119,7 +120,7 @@ def _named_arguments(call: python_calls.PythonCall, tool: ToolSpec | None) -> di
     for name, value in given:
         if name in arguments:
             raise Malformed(f"{call.name} is given {name} twice")
-        # An argument that the tool declares as text stays text, also if it looks like a number: `lookup(12)`.
+        # An argument that the tool declares as text stays text, even if it looks like a number: `lookup(12)`.
         as_text = tool is not None and tool.wants_text(name) and not isinstance(value.value, str)
         arguments[name] = value.source if as_text else value.value
     return arguments
@@ -138,7 +139,7 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda name: _no_number
 
 
 def json_at(text: str, start: int) -> tuple[Any, int]:
-    """The value that begins here, and where it ends."""
+    """The JSON value that begins here, and the position of its end."""
     start += len(text[start:]) - len(text[start:].lstrip())
     try:
         value, end = _DECODER.raw_decode(text, start)

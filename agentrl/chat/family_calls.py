@@ -1,9 +1,9 @@
 """Reads and writes tool calls in the formats of model families: Llama, Mistral, Gemma, gpt-oss, DeepSeek, Qwen3-Coder.
 
 Invariants:
-- A call that is cut off is an error and never a shorter call.
-- What a writer writes, its reader reads as the same calls.
-- Text that does not begin as a call is content, also if it is JSON or names tools.
+- A truncated call is an error. It is never read as a shorter call.
+- The reader of a format reads the text of its writer as the same calls.
+- Text that does not begin like a call is content, even if it is JSON or names tools.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_llama(calls: Sequence[Call]) -> str:
 
 
 def _json_calls(text: str, between: str) -> Iterator[Call]:
-    """JSON objects, or lists of them, with this sign or nothing between them."""
+    """Reads JSON objects, or lists of them, separated by this character or by nothing."""
     at, count = 0, 0
     while text[at:].strip() and count <= MAX_CALLS:
         value, at = json_at(text, at)
@@ -83,7 +83,7 @@ _PYTHON_LIST = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 
 
 def read_pythonic(text: str, tools: Tools) -> Parsed:
-    """`[lookup(item="pear"), now()]`, which is the whole text."""
+    """`[lookup(item="pear"), now()]` as the whole text."""
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
     parsed = Parsed()
     if _PYTHON_LIST.match(body):
@@ -101,7 +101,8 @@ _PYTHON_TAGS = re.compile(r"<(?=/?tool_call>|\|)|`(?=``)")
 
 
 def in_python(call: Call) -> str:
-    """As Python, in which nothing ends the call early: only texts can have a tag or a fence, and they are escaped."""
+    """Writes calls as Python. Nothing in them can end the call early: only strings can contain a tag or a fence, and
+    they are escaped."""
     values = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
     return f"{call.name}({_PYTHON_TAGS.sub(lambda found: f'{chr(92)}x{ord(found[0]):x}', values)})"
 
@@ -172,7 +173,7 @@ _RECIPIENT = re.compile(r"\bto=(\S+?)(?=[\s<]|\Z)")
 
 
 def read_gpt_oss(text: str, tools: Tools) -> Parsed:
-    """Messages to functions are calls; those on the channel `analysis` are thoughts and no content."""
+    """Messages to functions are calls; messages on the channel `analysis` are thoughts and not content."""
     parsed = Parsed()
     content = []
     for message in _HARMONY_END.split(text):
@@ -195,7 +196,7 @@ def _harmony_call(name: str, body: str | None) -> Iterator[Call]:
 
 
 def write_gpt_oss(calls: Sequence[Call]) -> str:
-    """Only the last message of a turn is ended by the token at which generation stops."""
+    """Only the last message of a turn ends with the token at which generation stops."""
     begin, body = "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"
     return "<|call|><|start|>assistant".join(f"{begin}{one.name}{body}{_json(one.arguments)}" for one in calls)
 
@@ -280,7 +281,7 @@ def _qwen_coder_text(call: Call) -> str:
 
 
 def _unfenced(text: str) -> str:
-    """Without a fence around the whole text."""
+    """Removes a fence around the whole text."""
     body = text.strip()
     if len(body) < 7 or not (body.startswith("```") and body.endswith("```")):
         return text
@@ -291,5 +292,6 @@ _JSON_TAGS = re.compile(r"<(?=[|｜]|/?function)")
 
 
 def _json(value: Any) -> str:
-    """JSON in which nothing ends the call early: only texts can have a tag or a control token, and they are escaped."""
+    """Writes JSON. Nothing in it can end the call early: only strings can contain a tag or a control token, and they
+    are escaped."""
     return _JSON_TAGS.sub("\\\\u003c", json.dumps(value, ensure_ascii=False))

@@ -1,10 +1,11 @@
-"""Renders the chat template that comes with a model, as transformers does, and reads the text as control tokens and
+"""Renders the chat template that comes with a model, as transformers does, and splits the text into control tokens and
 plain text.
 
 Invariants:
-- The template runs in a sandbox of jinja2 and changes nothing.
-- A control token is one that the template itself writes: its name in a message, a tool or a result stays text.
-- The same messages give the same text on every day: `strftime_now` has a fixed date.
+- The template runs in a sandbox of jinja2 and cannot change anything.
+- Only a control token that the template itself writes counts as one: its name in a message, a tool or a result stays
+  text.
+- The same messages always give the same text: `strftime_now` returns a fixed date.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ Part = tuple[Literal["control", "text", "image"], str]
 """Text, a control token by its name, or an image by its name."""
 Message = Mapping[str, Any]
 ANY = "\0"
-"""Stands in the opening of a message for any text."""
+"""A wildcard in the opening of a message: it matches any text."""
 DATE = "2025-01-01"
-"""What templates get as today, unless the variable `date` says otherwise. An episode may go on on another day."""
+"""The date of today for templates, unless the variable `date` sets another. It is fixed because an episode may continue
+on another day."""
 _FIRST_STAND_IN = 0xF0000
-"""Of a plane of Unicode for private use: one such character stands for a control token within foreign text."""
+"""The first character of a private-use plane of Unicode. One such character replaces each control token in foreign
+text."""
 
 
 class RefusedError(ConfigError):
-    """The template cannot be rendered with these messages, or says that they are not allowed."""
+    """The template cannot be rendered with these messages, or rejects them."""
 
 
 class Rendering:
@@ -42,7 +45,7 @@ class Rendering:
     def __init__(
         self, source: str, names: Mapping[str, str], tokenizer: Tokenizer, variables: Mapping[str, Any]
     ) -> None:
-        """`names` are those of special tokens, such as `bos_token`."""
+        """`names` maps special tokens of the template, such as `bos_token`, to their text."""
         self._names = names
         self._variables = {name: value for name, value in variables.items() if name != "date"}
         self._today = datetime.fromisoformat(str(variables.get("date", DATE)))
@@ -55,7 +58,7 @@ class Rendering:
     def parts(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, opening: bool = False
     ) -> list[Part]:
-        """What the template writes. `opening`: it ends with the beginning of the assistant's turn."""
+        """The rendered conversation. `opening`: end it with the beginning of the assistant's turn."""
         guard = _Guard(self.control, [messages, tools])
         try:
             text = self._template.render(
@@ -87,7 +90,7 @@ class Rendering:
 
 
 def after(parts: Sequence[Part], before: Sequence[Part]) -> list[Part] | None:
-    """What is left behind `before`; None if the parts do not begin with it."""
+    """The parts that follow `before`; None if the parts do not begin with it."""
     if not before:
         return list(parts)
     *whole, last = before
@@ -102,7 +105,7 @@ def after(parts: Sequence[Part], before: Sequence[Part]) -> list[Part] | None:
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
-    """The same with neighboring texts as one."""
+    """The parts, with neighboring texts joined."""
     made: list[Part] = []
     for kind, text in parts:
         if kind == "text" and made and made[-1][0] == "text":
@@ -139,7 +142,7 @@ class _Guard:
 
     def shown(self, text: str) -> str:
         for token, stand_in in self._stand_ins.items():
-            # The second is how JSON writes it that has no other characters than those of ASCII.
+            # The second replacement is for its escape in ASCII-only JSON.
             text = text.replace(stand_in, token).replace(json.dumps(stand_in)[1:-1], token)
         return text
 
@@ -174,7 +177,7 @@ def _source(directory: Path) -> tuple[str, dict[str, str]]:
     if (file := directory / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8"), names
     source = _json(directory / "chat_template.json").get("chat_template") or described.get("chat_template") or ""
-    if isinstance(source, list):  # templates by name; tools may have one of their own, which knows plain chats too
+    if isinstance(source, list):  # a list has templates by name; a separate one for tools also handles plain chats
         by_name = {one["name"]: one["template"] for one in source}
         source = by_name.get("tool_use") or by_name.get("default") or ""
     return str(source), names
@@ -204,7 +207,7 @@ def _environment(today: datetime) -> Any:
     sandbox, extensions = importlib.import_module("jinja2.sandbox"), importlib.import_module("jinja2.ext")
 
     class Generation(extensions.Extension):  # type: ignore[misc, name-defined]
-        """`{% generation %}` marks what the assistant writes; here it is what is inside."""
+        """The tag `{% generation %}` marks text of the assistant; here it renders as its content."""
 
         tags = frozenset({"generation"})
 
@@ -228,7 +231,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike that of jinja2 it escapes nothing for HTML."""
+    """Writes JSON. Unlike the filter of jinja2 it does not escape for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,11 +1,11 @@
 """Writes conversations with the chat template that comes with a model.
 
-A template renders whole conversations; an episode needs the tokens that each turn adds. They are what the template
-writes after the assistant's turn in a small conversation of the same shape.
+A template renders whole conversations, but an episode needs the tokens that each turn adds. They are found by rendering
+a small conversation of the same shape: the text after the assistant's turn.
 
 Invariants:
-- What is added never depends on what the assistant wrote: sampled ids stay as they are.
-- A role or a list of tools that the template refuses or leaves out is written as text of a message that it has.
+- Added tokens never depend on the assistant's text: sampled ids stay as they are.
+- A role or a list of tools that the template refuses or leaves out is written as text of a message that it supports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.tokens.image_marks import is_stored, mark, names_in, pieces, words
 _QUESTION: Message = {"role": "user", "content": "Question"}
 _ANSWER = "Answer"
 _NAME = "0" * 64
-"""Of an image."""
+"""The name of an example image."""
 _TOOL = ToolSpec(name="look_it_up", description="Looks it up.", schema={"type": "object", "properties": {}})
 _ARGUMENT = "Argument"
 _CALL = Call(_TOOL.name, {"key": _ARGUMENT})
@@ -35,8 +35,8 @@ class OwnTemplate:
     """A `template.Writer`."""
 
     def __init__(self, rendering: Rendering, ends: Sequence[str] = (), placeholder: str = "") -> None:
-        """`ends`: control tokens at which the model's own configuration stops; `placeholder`: the one that stands for
-        an image. Raises RefusedError for a template that cannot write a question and an answer."""
+        """`ends`: control tokens at which the model's own configuration stops; `placeholder`: the control token for an
+        image. Raises RefusedError if the template cannot write a question and an answer."""
         self._rendering = rendering
         self._placeholder = placeholder
         self._opened = rendering.parts([_QUESTION], opening=True)
@@ -47,7 +47,7 @@ class OwnTemplate:
         stops = [self._plain[-1][1], *([self._called([_CALL])[-1][1]] if self.has_results else []), *ends]
         self.stops = tuple(dict.fromkeys(stops))
 
-    # ---- what an episode adds ----
+    # ---- tokens that an episode adds ----
 
     def first(
         self, system: str, tools: Sequence[ToolSpec], query: str, earlier: Sequence[tuple[str, str]]
@@ -55,7 +55,7 @@ class OwnTemplate:
         return self.whole(system, tools, [*(_message(role, text) for role, text in earlier), _message("user", query)])
 
     def whole(self, system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[Part]:
-        """The prompt of a conversation, as the template writes it now: it may leave out thoughts of earlier turns."""
+        """The prompt of a conversation, rendered as a whole: the template may leave out thoughts of earlier turns."""
         if tools and not self.has_tools:
             system = f"{system}\n\n{hermes_tools(tools)}".strip()
         listed = list(messages)
@@ -85,16 +85,17 @@ class OwnTemplate:
         return self._added(self._plain, [_QUESTION, said(_ANSWER), _message("user", text)], _ANSWER, ended)
 
     def sampled(self, text: str, calls: Sequence[Call] = ()) -> list[Part]:
-        """What a model would have sampled that writes as the template does."""
+        """The turn that a model would have sampled if it wrote exactly as the template does."""
         through = self._through_stop([_QUESTION, said(text, calls)])
         turn = after(through, self._opened)
         if turn is not None and text.strip() in "".join(part for _, part in turn):
             return turn
-        # The template would change or leave out what a model wrote, such as its thoughts.
+        # The template would change or leave out text of the model, such as its thoughts.
         return merged([("text", text), *(self.sampled("", calls) if calls else through[-1:])])
 
     def assistant(self, text: str) -> list[Part]:
-        """A text with the control tokens of a call is written as it is: it is what a model samples."""
+        """The parts of an assistant's text. A text with the control tokens of a call stays unchanged, because models
+        sample it so."""
         parts = list(self._rendering.split(text))
         written = {token for kind, token in parts if kind == "control"}
         if written and written <= self._writable:
@@ -102,7 +103,7 @@ class OwnTemplate:
             return [*parts, ("control", self._called([_CALL])[-1][1] if called else self.stops[0])]
         return self.sampled(text)
 
-    # ---- how to read it back ----
+    # ---- reading prompts back ----
 
     @cached_property
     def openings(self) -> list[tuple[str, list[Part]]]:
@@ -125,7 +126,7 @@ class OwnTemplate:
 
     @cached_property
     def tool_wrap(self) -> tuple[str, str]:
-        """Empty unless both results are in one piece of text."""
+        """The text around each tool result; empty unless the template writes two results as one piece of text."""
         if not self.has_results:
             return _WRAP
         for kind, text in self.tool_results(["First", "Second"], [_CALL, _CALL], True):
@@ -138,11 +139,11 @@ class OwnTemplate:
     # ---- parts of small conversations ----
 
     def _added(self, before: Sequence[Part], messages: Sequence[Message], spoken: str, ended: bool) -> list[Part]:
-        """What follows the assistant's turn, which has the text `spoken`, up to the next opening."""
+        """The parts after the assistant's turn, whose text is `spoken`, up to the next opening."""
         parts = self._parts(messages, opening=True)
         stop = before[-1]
         left = after(parts, before)
-        if left is None:  # the template writes the turn in another way once something follows it
+        if left is None:  # the template writes the turn differently when something follows it
             tail = _from(parts, spoken)
             if not tail:
                 raise RefusedError("The model's chat template leaves out the turn that another message follows.")
@@ -153,7 +154,7 @@ class OwnTemplate:
     def _parts(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, opening: bool = False
     ) -> list[Part]:
-        """With images in place of the tokens that the template writes for them."""
+        """Renders messages, with images in place of their placeholder tokens."""
         texts = [str(one["content"]) for one in messages if one["role"] != "assistant"]
         names = list(filter(is_stored, names_in(*texts)))
         if not names:
@@ -182,7 +183,7 @@ class OwnTemplate:
         return self._through_stop([_QUESTION, said("", calls)])
 
     def _through_stop(self, messages: Sequence[Message]) -> list[Part]:
-        """Through the last control token, which ends the turn of the assistant."""
+        """Renders messages up to the last control token, which ends the turn of the assistant."""
         parts = self._rendering.parts(messages)
         ends = [place for place, (kind, _) in enumerate(parts) if kind == "control"]
         if len(ends) <= len([kind for kind, _ in self._opened if kind == "control"]):
@@ -191,15 +192,15 @@ class OwnTemplate:
 
     @cached_property
     def _call_turn(self) -> list[Part]:
-        """A call as the model writes it."""
+        """The parts of a call, as the model writes it."""
         called = self._called([_CALL])
         turn = after(called, self._opened)
         return called[len(self._opened) :] if turn is None else turn
 
     @cached_property
     def _writable(self) -> frozenset[str]:
-        """Control tokens that the assistant writes within its turn: those of the template, and those that the
-        template uses for nothing else."""
+        """Control tokens that the assistant may write within its turn: those that the template writes there, and those
+        that it uses nowhere else."""
         turns = [after(self._plain, self._opened) or [], self._call_turn if self.has_results else []]
         others = [self._opened, self.user("Text", True)]
         others += [self.tool_results(["Text"], [_CALL], True)] if self.has_results else []
@@ -231,7 +232,8 @@ def _message(role: str, text: str) -> Message:
 
 
 def _in_pieces(message: Message) -> Message:
-    """With a list of texts and images as content, if it shows images. What the assistant wrote shows none."""
+    """A message with images gets a list of texts and images as its content. Messages of the assistant never have
+    images."""
     text = str(message["content"])
     if message["role"] == "assistant" or not names_in(text):
         return message
@@ -259,12 +261,12 @@ def answered(text: str, call: Call, number: int = 0) -> Message:
 
 
 def _id(number: int) -> str:
-    """Nine characters, which templates of Mistral require."""
+    """An id of nine characters, as templates of Mistral require."""
     return f"{number:09d}"
 
 
 def _without_tool_role(messages: Sequence[Message]) -> list[Message]:
-    """Results of tools as messages of the user, neighbors joined."""
+    """Turns results of tools into messages of the user and joins neighboring ones."""
     made: list[Message] = []
     for one in messages:
         if one["role"] != "tool":
@@ -283,8 +285,8 @@ def _controls(parts: Sequence[Part]) -> set[str]:
 
 
 def _until(parts: Sequence[Part], text: str, *, begins: bool = False) -> list[Part]:
-    """How the message with this text begins. `begins`: it is the first message; otherwise text before its first
-    control token belongs to the message before."""
+    """The opening of the message with this text. `begins`: it is the first message. Otherwise text before its first
+    control token belongs to the previous message."""
     place = next(place for place, (kind, part) in enumerate(parts) if kind == "text" and text in part)
     opening = [*parts[:place], ("text", parts[place][1].partition(text)[0])]
     if not begins and len(opening) > 1 and opening[0][0] == "text":
@@ -293,15 +295,15 @@ def _until(parts: Sequence[Part], text: str, *, begins: bool = False) -> list[Pa
 
 
 def _from(parts: Sequence[Part], text: str) -> list[Part]:
-    """What follows the text, from the next control token on."""
+    """The parts after the text, from the next control token on."""
     place = next((place for place, (kind, part) in enumerate(parts) if kind == "text" and text in part), len(parts))
     return list(parts[place + 1 :])
 
 
 def _opening_after(parts: Sequence[Part], text: str) -> list[Part]:
-    """How the assistant's turn begins behind the message with this text."""
+    """The opening of the assistant's turn after the message with this text."""
     tail = _from(parts, text)
-    # The first control token ends that message; where it is the only one, it opens the answer too.
+    # The first control token ends that message; if it is the only one, it also opens the answer.
     more = tail[1:]
     while more and more[0][0] == "text":
         more = more[1:]

@@ -2,7 +2,8 @@
 
 Invariants:
 - Canonical conversations only: the check needs no data and runs whenever a model is read.
-- A difference is no error: an episode trains on what was sampled. It is what the template would write instead.
+- A difference is no error, because an episode trains on its sampled tokens. It shows what the template would write
+  instead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 
 class Rewrite(NamedTuple):
-    """Where a template writes earlier turns in another way than they were sampled."""
+    """A place where a template writes earlier turns differently than they were sampled."""
 
     when: str
     sampled: str
@@ -36,7 +37,7 @@ class Rewrite(NamedTuple):
 
 
 def sentence(rewrites: Sequence[Rewrite]) -> str:
-    """For people; empty without rewrites."""
+    """The rewrites as a sentence for people; empty if there are none."""
     if not rewrites:
         return ""
     first, *others = rewrites
@@ -69,7 +70,7 @@ _CASES = (
 
 
 def rewrites(template: OwnTemplate) -> list[Rewrite]:
-    """The canonical conversations that the template writes in another way than turn by turn."""
+    """The canonical conversations that the template writes differently as a whole than turn by turn."""
     found = []
     for case in _CASES:
         if case.tools and not template.has_results:
@@ -78,7 +79,7 @@ def rewrites(template: OwnTemplate) -> list[Rewrite]:
             if (rewrite := _compared(template, case)) is not None:
                 found.append(rewrite)
         except RefusedError:
-            # A conversation that the template refuses as a whole has no other form.
+            # If the template refuses the whole conversation, there is nothing to compare.
             continue
     return found
 

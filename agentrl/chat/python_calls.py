@@ -18,7 +18,7 @@ LONGEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An argument: its value, and its text."""
+    """An argument: its value and its source text."""
 
     value: Any
     source: str
@@ -32,14 +32,14 @@ class PythonCall:
 
 
 def read_calls(text: str) -> list[PythonCall]:
-    """Reads one call or several, as lines or as a list. Raises ValueError with a sentence."""
+    """Reads one or several calls, written as lines or as a list. Raises ValueError with a sentence."""
     if not text.strip():
         raise ValueError("it is empty")
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about invalid escapes
+            warnings.simplefilter("ignore")  # invalid escapes cause warnings
             tree = ast.parse(text.strip())
             return [_call(node, text.strip()) for node in _expressions(tree)]
     except SyntaxError as wrong:

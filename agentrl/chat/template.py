@@ -3,7 +3,7 @@
 Invariants:
 - A trajectory is a concatenation of segments, and the ids of a segment never depend on its neighbors: sampled ids are
   unchanged, and text of the environment is tokenized separately.
-- Data for supervised training comes from the same functions.
+- Data for supervised training is made by the same functions.
 - A segment of the environment ends with the opening of the next assistant turn.
 """
 
@@ -25,12 +25,12 @@ from agentrl.chat.tool_specs import ToolSpec
 from agentrl.tokens import image_ids
 
 ImageTokens = Mapping[str, Sequence[int]]
-"""The tokens of each image, by the name that texts have for it."""
+"""The tokens of each image, by its name in texts."""
 NO_IMAGES: ImageTokens = MappingProxyType({})
 
 
 class Writer(Protocol):
-    """How one model writes a conversation. The methods are those of Template, in parts instead of ids."""
+    """How one model writes a conversation. It has the methods of Template, which return parts instead of ids."""
 
     @property
     def stops(self) -> Sequence[str]:
@@ -39,7 +39,7 @@ class Writer(Protocol):
 
     @property
     def openings(self) -> Sequence[tuple[str, Sequence[Part]]]:
-        """Roles, and how their messages begin."""
+        """Roles and the openings of their messages."""
         ...
 
     @property
@@ -70,7 +70,8 @@ class Template:
 
     @classmethod
     def of(cls, directory: Path, variables: Mapping[str, Any] | None = None) -> Template:
-        """Of a model's directory. `variables` are for the model's own template, such as `enable_thinking`."""
+        """The template of the model in a directory. `variables` are for the model's own template, such as
+        `enable_thinking`."""
         tokenizer = Tokenizer(directory)
         source, names = jinja_rendering.source_of(directory)
         if not source:
@@ -90,7 +91,7 @@ class Template:
         return prefix_check.rewrites(self.writer) if isinstance(self.writer, OwnTemplate) else []
 
     def parsers(self) -> tuple[str, ...]:
-        """The parsers that read a call as the model's own template writes it; empty if it writes none."""
+        """The parsers that can read calls as the model's own template writes them; empty if it writes no calls."""
         if not isinstance(self.writer, OwnTemplate) or not self.writer.has_results:
             return ()
         call = Call("add", {"a": 1, "b": "two"})
@@ -111,7 +112,7 @@ class Template:
         images: ImageTokens = NO_IMAGES,
     ) -> list[int]:
         """The first prompt: instructions, tools, earlier messages, the query, and the opening of the assistant's
-        turn. `images`: the tokens of those that the texts name."""
+        turn. `images` has the tokens of the images that the texts name."""
         return self._encode(self.writer.first(system, tools, query, earlier), images)
 
     def rewritten(
@@ -123,14 +124,14 @@ class Template:
         *,
         images: ImageTokens = NO_IMAGES,
     ) -> list[int]:
-        """The prompt of this conversation as the template writes it now; `sampled`, which went on from sampled tokens,
-        if that is the same text."""
+        """The prompt of this conversation, rendered as a whole. Returns `sampled`, the prompt built from sampled
+        tokens, if its text is the same."""
         written = self._encode(self.writer.whole(system, tools, messages), images)
         return sampled if self.tokenizer.decode(written) == self.tokenizer.decode(sampled) else written
 
     def said(self, text: str, content: str, calls: Sequence[Call]) -> Message:
-        """A turn of the assistant as a message. Its `text` is kept if no control token is in it; otherwise the template
-        writes its `content` and calls."""
+        """A turn of the assistant as a message. Its `text` is kept if it has no control token; otherwise the template
+        writes `content` and calls."""
         controls = any(token in text for token in self.tokenizer.control_tokens())
         return said(content, calls) if controls else said(text)
 
@@ -142,7 +143,8 @@ class Template:
         ended: bool = True,
         images: ImageTokens = NO_IMAGES,
     ) -> list[int]:
-        """The ids that the environment adds after a turn of the assistant. `calls` are those of the first results.
+        """The ids that the environment adds after a turn of the assistant. `calls` are the calls that the first results
+        answer.
 
         `ended` is False if the model was cut off before its end token; then the segment begins with that token, which
         belongs to the environment.
@@ -169,12 +171,12 @@ class Template:
         return found
 
     def _message_at(self, parts: Sequence[Part], at: int) -> tuple[str, str, int]:
-        """The message that begins here, and where the next one does."""
+        """The role and text of the message that begins here, and the position of the next one."""
         if (begun := self._begun(parts, at)) is None:
             kind, text = parts[at]
             return "", text if kind == "text" else "", at + 1
         role, text, at = begun
-        # A turn of the assistant has the control tokens that the model wrote.
+        # A turn of the assistant may contain control tokens that the model wrote.
         while role == "assistant" and at < len(parts) and parts[at][1] not in self.writer.stops:
             if self._begun(parts, at) is not None:
                 break
@@ -182,7 +184,8 @@ class Template:
         return role, text, at
 
     def _begun(self, parts: Sequence[Part], at: int) -> tuple[str, str, int] | None:
-        """Role and first text of a message whose opening is here, and what follows; None if none is."""
+        """Role and first text of the message whose opening is here, and the position after it; None if there is no
+        opening here."""
         for role, opening in self._openings:
             if (found := _follows(parts, at, opening)) is not None:
                 return role, *found
@@ -190,11 +193,12 @@ class Template:
 
     @cached_property
     def _openings(self) -> list[tuple[str, Sequence[Part]]]:
-        """The longest first, for one may begin like another."""
+        """Openings, the longest first, because one may be the beginning of another."""
         return sorted(self.writer.openings, key=lambda item: -sum(len(text) + 1 for _, text in item[1]))
 
     def _decode(self, ids: Sequence[int]) -> list[Part]:
-        """Images become words within the text around them, without the control tokens that frame them."""
+        """The parts of these ids. An image becomes words within its text; the control tokens that frame it are left
+        out."""
         names = {self.tokenizer.control(name): name for name in self.tokenizer.control_tokens()}
         parts: list[Part] = []
         texts: list[int] = []
@@ -220,7 +224,8 @@ class Template:
         return merged(found)
 
     def _encode(self, parts: Sequence[Part], images: ImageTokens = NO_IMAGES) -> list[int]:
-        """Joins neighboring texts first, because a model's own template tokenizes a message as a whole."""
+        """The ids of these parts. Joins neighboring texts first, because a model's own template tokenizes a message as
+        a whole."""
         ids: list[int] = []
         text = ""
         for kind, value in parts:
@@ -234,7 +239,8 @@ class Template:
 
 
 def _follows(parts: Sequence[Part], at: int, opening: Sequence[Part]) -> tuple[str, int] | None:
-    """The text after this opening, and the place after it; None if the parts do not begin with the opening."""
+    """The text after this opening, and the position after that text; None if the parts do not begin with the
+    opening."""
     *before, last = opening
     if len(parts) - at < len(before) or not all(map(_matches, parts[at:], before)):
         return None

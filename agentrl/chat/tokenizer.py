@@ -1,7 +1,8 @@
 """Wraps the tokenizer of one model: text to ids and back.
 
 Invariants:
-- Only `control` gives the id of a control token, never text, so a tool result with `<|end|>` stays text.
+- Only `control` returns the id of a control token. Encoded text never contains one, so a tool result with `<|end|>`
+  stays text.
 - Decoding keeps control tokens by default, because the text should show all ids.
 """
 
@@ -18,11 +19,11 @@ from agentrl.tokens import image_ids
 END_TOKENS = ("<|end|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
 """End tokens of the known families of models."""
 REPLACED = "\ufffd"
-"""The decoder's sign for bytes that do not form a character."""
+"""The character that the decoder writes for bytes that do not form a character."""
 MAX_CHARACTER_BYTES = 4
-"""The most bytes of a character in UTF-8, so the most ids of a character."""
+"""The most bytes, and therefore the most ids, of a character in UTF-8."""
 BEFORE = 8
-"""This many ids show where a character begins."""
+"""This many earlier ids are enough to find where a character begins."""
 
 
 class Tokenizer:
@@ -33,7 +34,7 @@ class Tokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         try:
             self._inner = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as broken:  # the library raises no narrower one
+        except Exception as broken:  # the library raises no narrower exception
             raise ConfigError(f"The tokenizer {file} cannot be read: {broken}.") from broken
         # Special tokens within text are ordinary text.
         self._inner.encode_special_tokens = True
@@ -56,7 +57,7 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def control_tokens(self) -> tuple[str, ...]:
-        """The names of all special tokens: those that text never becomes."""
+        """The names of all special tokens. Encoded text never contains them."""
         added = self._inner.get_added_tokens_decoder().values()
         return tuple(token.content for token in added if token.special and token.content)
 
@@ -72,7 +73,7 @@ class Tokenizer:
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int], *, drop_control: bool = False) -> str:
-        """The tokens of an image become a word for it."""
+        """The text of these ids. The tokens of an image become a word for it."""
         listed = list(ids)
         if listed and image_ids.is_image(max(listed)):
             return "".join(
@@ -82,8 +83,8 @@ class Tokenizer:
         return str(self._inner.decode(listed, skip_special_tokens=drop_control))
 
     def pieces(self, ids: Sequence[int], first: int = 0) -> list[str]:
-        """The text that each id from `first` on adds. A character of several ids belongs to the last of them. Ids
-        before are decoded too, because some decoders drop a leading space."""
+        """The text that each id from `first` on adds. A character of several ids belongs to the last of them. Earlier
+        ids are decoded too, because some decoders drop a leading space."""
         made = list[str]()
         known = begun = start = max(0, first - BEFORE)
         for at in range(start, len(ids)):

@@ -34,7 +34,7 @@ def build_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
         show_progress=False,
     )
     tags = str.maketrans({"<": " ", ">": " "})
-    # Tags are single tokens, so no merge should be used for their spelling.
+    # Tags are single tokens, so no merge should be spent on their spelling.
     built.train_from_iterator((_without_tags(text).translate(tags) for text in texts), trainer)
     built.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return built

@@ -49,12 +49,12 @@ def parse(kind: str, text: str, tools: Iterable[ToolSpec] = ()) -> Parsed:
 
 
 def written(kind: str, calls: Sequence[Call]) -> str:
-    """The text of these calls in the format of this kind, as demonstrations show it."""
+    """The text of these calls in the format of this kind, for demonstrations."""
     return _of(kind).write(calls)
 
 
 def reading(text: str, call: Call) -> tuple[str, ...]:
-    """The kinds that read this text as this call and no content but an empty thought."""
+    """The kinds that read this text as this call, without any content except an empty thought."""
     wanted = Parsed(calls=[call])
     return tuple(kind for kind in KINDS if parse(kind, _EMPTY_THOUGHT.sub("", text)) == wanted)
 
@@ -144,7 +144,7 @@ _CALL_START = re.compile(r'[\[{]\s*(?:[\[{]\s*)?"(?:tool_calls|function|name|id|
 
 
 def _start_of_call(text: str) -> int | None:
-    """Where an object with the keys of a call begins. Other JSON belongs to the answer."""
+    """The position of an object with the keys of a call. Other JSON belongs to the answer."""
     match = _CALL_START.search(text)
     if match is None or not re.search(r'"(?:tool_calls|function|arguments)"\s*:', text):
         return None
@@ -161,7 +161,7 @@ _OWN_TAGS = re.compile(r"<(?=/?(?:tool_call|code)>)")
 
 
 def _json(value: Any) -> str:
-    """JSON in which the tags of a call stand escaped."""
+    """Writes JSON in which tags of a call are escaped."""
     return _OWN_TAGS.sub(r"\\u003c", json.dumps(value, ensure_ascii=False))
 
 

@@ -32,7 +32,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def function(self) -> dict[str, Any]:
-        """As chat APIs and chat templates have it."""
+        """The tool in the form of chat APIs and chat templates."""
         inside = {"name": self.name, "description": self.description, "parameters": self.schema or {"type": "object"}}
         return {"type": "function", "function": inside}
 

@@ -23,7 +23,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matches(expression: Expression, document: Mapping[str, Any], now: datetime) -> bool:
-    """Ages are relative to `now`."""
+    """Whether the document matches the query. Ages are relative to `now`."""
     match expression:
         case And(parts):
             return all(matches(part, document, now) for part in parts)
@@ -83,7 +83,7 @@ def _holds(actual: Any, sign: str, value: Value, now: datetime) -> bool:
 
 
 def _time_holds(actual: Any, sign: str, value: Moment | Age, now: datetime) -> bool:
-    """Compares with the whole span that was written: later than a day means from the next day on."""
+    """Compares with the whole span of the written time: later than a day means from the next day on."""
     if not isinstance(actual, datetime):
         return False
     start, end = span_of(value, now)

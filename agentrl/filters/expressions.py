@@ -105,7 +105,7 @@ def span_of(value: Moment | Age, now: datetime) -> tuple[datetime, datetime]:
 
 
 def containing(text: str) -> str:
-    """A regular expression that finds a text in upper or lower case, in MongoDB as in Python.
+    """A regular expression that finds a text in upper or lower case, alike in MongoDB and Python.
 
     Each letter is written in both cases, because the two disagree about case beyond ASCII.
     """

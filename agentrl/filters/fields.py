@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["text", "number", "time", "flag", "texts", "any"]
-"""`any`: the value of a query decides, `5` and `true` are no texts unless they are quoted."""
+"""`any`: the form of the value decides; `5` and `true` are texts only if they are quoted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     name: str
-    """As in queries and rows; dots lead into nested documents."""
+    """The name in queries and rows; dots lead into nested documents."""
     kind: Kind
     path: str = ""
     """The name in MongoDB, if it is different."""
     choices: tuple[str, ...] = ()
-    """All possible values, if they are known. A query for another one is refused."""
+    """All possible values, if they are known. A query for any other value is refused."""
 
     @property
     def stored(self) -> str:
@@ -31,7 +31,7 @@ class Field:
 
     @property
     def in_rows(self) -> str:
-        """Its name in rows, in which only the id has another name than in MongoDB."""
+        """Its name in rows. Only the id has a different name in MongoDB."""
         return self.name if self.path == "_id" else self.stored
 
 
@@ -105,8 +105,8 @@ def fields(
     orders: Mapping[str, str] | None = None,
     identity: Kind = "text",
 ) -> Fields:
-    """Fields by kind, as words, and the id; `name:path` if the name in MongoDB is different. The order `age` has the
-    oldest first; `orders` has more such names."""
+    """The id and fields by kind, each kind as a string of words; `name:path` if the name in MongoDB is different. The
+    order `age` has the oldest first; `orders` has more such names."""
     by_kind: dict[Kind, str] = {"text": text, "number": number, "time": time, "flag": flag, "texts": texts}
     named = [
         Field(name, kind, path)

@@ -17,7 +17,7 @@ _SIGNS = {"=": "$eq", "!=": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "
 
 
 def to_mongo(expression: Expression, now: datetime) -> Query:
-    """Ages are relative to `now`."""
+    """The query for MongoDB. Ages are relative to `now`."""
     match expression:
         case And(()):
             return {}

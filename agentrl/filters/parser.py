@@ -1,4 +1,4 @@
-"""From a text to the tree of a query.
+"""Parses a text into the tree of a query.
 
     query      = [ either ]
     either     = both { "or" both }
@@ -39,9 +39,9 @@ from agentrl.filters.expressions import (
 from agentrl.filters.fields import Field, Fields, Kind
 
 DEEPEST = 20
-"""Levels of brackets. MongoDB refuses queries that are nested much deeper."""
+"""The most levels of brackets. MongoDB refuses queries that are nested much deeper."""
 LONGEST_TEXT = 1000
-"""Characters of a search text. MongoDB limits its patterns."""
+"""The most characters of a search text. MongoDB limits its patterns."""
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -217,7 +217,7 @@ class _Parser:
     # ---- values ----
 
     def _whole_value(self, field: Field) -> Value:
-        """A value that the field can have, or an empty text or null."""
+        """Parses a value that the field can have, an empty text, or null."""
         token = self.next
         value = self._value(field)
         if field.choices and value and value not in field.choices:
@@ -274,7 +274,7 @@ class _Parser:
 
 
 def _kind(field: Field, token: _Token) -> Kind:
-    """The kind of a value. Only that of a column follows from how it is written."""
+    """The kind of a value. For columns it follows from the form of the value, for other fields from the field."""
     if field.kind != "any":
         return field.kind
     if token.kind == "word" and NUMBER.fullmatch(token.text):

@@ -1,4 +1,4 @@
-"""Filters and sorts rows in memory, for lists that no database has.
+"""Filters and sorts rows in memory, for lists that are not in a database.
 
 Invariants: a row without a value comes first in ascending and last in descending order, as in lists of MongoDB.
 """

@@ -3,7 +3,7 @@
     -score,started_at      highest score first; among equal scores the oldest first
 
 Invariants: every order ends with the id, so a page never repeats or skips a row; missing values come first in
-ascending order and last in descending order, as in MongoDB; pages by `after` together are the whole list.
+ascending order and last in descending order, as in MongoDB; the pages that `after` gives are together the whole list.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def after(keys: Sequence[SortKey], values: Sequence[Any]) -> Query:
 
 
 def _behind(key: SortKey, value: Any) -> Query | None:
-    """A query for what comes after a value by this key alone; None if nothing can."""
+    """A query for documents that come after a value by this key alone; None if there can be none."""
     path = key.field.stored
     is_nan = isinstance(value, float) and math.isnan(value)
     if value is None:

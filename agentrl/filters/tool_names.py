@@ -1,4 +1,4 @@
-"""Tools by the names that lists show: `tool=shop.lookup` means `server=shop and tool=lookup`. Pure."""
+"""Queries with the tool names that lists show: `tool=shop.lookup` means `server=shop and tool=lookup`. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agentrl.filters.fields import Field
 
 
 def with_servers(expression: Expression) -> Expression:
-    """The same query for tool calls, in which a name with a dot also stands for a server and its tool."""
+    """The query for tool calls in which a name with a dot also matches a server and its tool."""
     match expression:
         case And(parts):
             return And(tuple(with_servers(part) for part in parts))

@@ -1,4 +1,4 @@
-"""The account of a run as text: how many of everything, and what does not agree."""
+"""The account of a run as text: the counts of all kinds of documents, and the sums that do not agree."""
 
 from __future__ import annotations
 

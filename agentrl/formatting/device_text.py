@@ -1,6 +1,6 @@
 """The devices of a host in words: for `hosts list`, `hosts show` and the console.
 
-Invariant: names of processes are not made safe here; whoever displays them does that.
+Invariant: names of processes are not made safe here; the code that displays them does that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sentences about where a record begins, and what was forked from it."""
+"""Sentences about the base of a record and about its forks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lineage(record: Mapping[str, Any]) -> list[str]:
-    """Of a fork, and of a base; none of other records."""
+    """Sentences for a fork and for a base; empty for other records."""
     sentences = [f"forked: {id}" for id in record.get("forks") or ()]
     if fork := record.get("fork"):
         place = f"behind {fork['call']}" if fork.get("call") else f"with turn {fork.get('turns', 0)}"
@@ -17,6 +17,6 @@ def lineage(record: Mapping[str, Any]) -> list[str]:
 
 
 def relatives(record: Mapping[str, Any]) -> list[str]:
-    """The records of its lineage: its base, and the forks that have its seat."""
+    """The related records: its base, and the forks that took its seat."""
     base = [record["fork"]["base"]] if record.get("fork") else []
     return [*base, *(id for id in record.get("forks") or () if "#" in id)]

@@ -1,7 +1,7 @@
 """Splits chunks of a log into lines, filters lines by pattern and time, and shows JSON lines as text. Pure.
 
-Invariants: each line is returned once and whole, however the chunks are cut; a line without a time has the time of the
-line before it.
+Invariants: each line is returned once and whole, wherever the chunks are cut; a line without a time gets the time of
+the line before it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lines:
 
 
 def as_text(line: str) -> str:
-    """A line of `logs: json` as it is with `logs: text`; every other line as it is."""
+    """A line of `logs: json` in the form of `logs: text`; any other line unchanged."""
     if not line.startswith(_JSON_BEGINS):
         return line
     try:
@@ -72,7 +72,7 @@ class Choice:
             if at is not None:
                 self.saw_time = True
                 self._recent = at >= self._since_at
-            # Lines before the first time are shown, because only lines known to be older are left out.
+            # Lines before the first time are shown, because only lines that are known to be older are left out.
             elif not self.saw_time:
                 self._recent = True
         return self._recent and (self._pattern is None or self._pattern.search(line) is not None)

@@ -1,8 +1,8 @@
 """Builds HTML in which text of a run cannot become markup.
 
 Invariants:
-- Whatever is not `Markup` is escaped where it is put into an element, an attribute too.
-- Text of a run loses its control characters and invisible characters before that.
+- Text that is not `Markup` is escaped when it is put into an element or an attribute.
+- Control characters and invisible characters are removed from text of a run before that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def element(name: str, /, *inside: Content, **attributes: object) -> Markup:
 
 
 def joined(parts: Content) -> Markup:
-    """All parts, one after the other; None is nothing."""
+    """All parts, one after the other; a part that is None is left out."""
     match parts:
         case None:
             return Markup("")
@@ -49,7 +49,7 @@ def joined(parts: Content) -> Markup:
 
 
 def escaped(text: str) -> Markup:
-    """Text as it is shown, on any number of lines."""
+    """Text of any number of lines, escaped for display."""
     return Markup(html.escape(sanitise_lines(text), quote=True))
 
 

@@ -1,6 +1,6 @@
-"""Suggests the name that was meant, and has the names of document kinds in plain English.
+"""Suggests the name that was probably meant, and gives the plain English names of document kinds.
 
-Invariant: a name is suggested only if it is similar and has the same number, because `web-1` is not `web-2`.
+Invariant: a suggested name is similar and has the same number, because `web-1` is not `web-2`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Invariants:
 - The page needs nothing from outside, and its content security policy permits no script and no request.
-- Text of the model, of tools and of the dataset is shown and never becomes markup.
-- An image is in the page once; where its text names it again, there is a link.
+- Text of the model, of tools and of the dataset is displayed and never becomes markup.
+- The page has each image once; where a text names it again, there is a link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.tokens import image_marks
 
 Row = Mapping[str, Any]
 SHORT = 400
-"""Characters of a tool's result that is shown without a click."""
+"""A tool's result of at most this many characters is shown without a click."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
 
@@ -39,8 +39,8 @@ def image_names(story: RecordStory) -> list[str]:
 def page(
     story: RecordStory, images: Mapping[str, bytes] | None = None, others: Sequence[Row] = (), *, run: str = ""
 ) -> str:
-    """The story has all turns. `images`: by name; those that are missing are named in words. `others`: calls of other
-    models for its sake."""
+    """The page of a record. `story` has all its turns. `images` has them by name; missing images are named in words.
+    `others` are calls of other models that the record caused."""
     return _Page(story, images or {}, others, run).whole()
 
 
@@ -86,7 +86,7 @@ class _Page:
         ]
         ended = f"It is {record['status']}: {self.story.ending['sentence']}."
         policy = self.story.ending.get("class") in ("", "policy")
-        decided = record_text.decisions({**record, "score_parts": {}})  # They have a table.
+        decided = record_text.decisions({**record, "score_parts": {}})  # The parts of the score have a table.
         lines = [*decided, *lineage_text.lineage(record), *_trained(training)]
         return [
             element("h1", record["id"]),
@@ -217,7 +217,7 @@ class _Page:
 
 
 def _kind(data: bytes) -> str | None:
-    """By its first bytes, because a format that somebody claims could be another one."""
+    """The format of an image by its first bytes, because a declared format could be wrong."""
     return next((kind for begin, kind in _KINDS.items() if data.startswith(begin)), None)
 
 
@@ -246,7 +246,7 @@ def _trained(training: Row) -> list[str]:
 
 
 def frame(page: str, *, height_px: int = 640) -> str:
-    """A page for a notebook: in a frame of its own, in which nothing can act on the notebook."""
+    """A page in a frame for a notebook. Nothing in the frame can act on the notebook."""
     return element(
         "iframe",
         srcdoc=page,

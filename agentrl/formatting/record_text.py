@@ -1,4 +1,4 @@
-"""Formats what people decided about a record, the same on the command line and in the console."""
+"""Formats decisions about a record for the command line and the console."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.formatting.amounts import counted
 
 
 def decisions(record: Mapping[str, Any]) -> list[str]:
-    """One sentence each: what its score is made of, what was left out, another score, another attempt."""
+    """One sentence for each: the parts of its score, left-out context, rescoring, another attempt, a review."""
     lines = []
     if parts := record.get("score_parts"):
         lines.append(f"parts of the score: {', '.join(f'{name} {value:.4g}' for name, value in parts.items())}")

@@ -1,11 +1,11 @@
-"""What happened in a record and when, as spans on tracks: for its page, and for programs that show traces.
+"""The events of a record as spans on tracks, for its page and for programs that show traces.
 
 Programs such as Perfetto and `chrome://tracing` read the JSON of `trace`.
 
 Invariants:
-- Spans of one track do not overlap: what ran side by side is on tracks of its own.
+- Spans of one track do not overlap: concurrent spans are on separate tracks.
 - Model calls of a branch are on the track of that branch.
-- Whatever of an episode is no call of a model or a tool is a wait, so the tracks together have all of its time.
+- Any time of an episode without a call of a model or a tool is a wait, so the tracks together cover all of its time.
 - An arrow goes from each model call to every tool call of its turn.
 """
 
@@ -25,7 +25,7 @@ from agentrl.protocol.data_commands import RecordStory
 Row = Mapping[str, Any]
 EPISODE, MODEL, TOOLS, OTHERS, WAITS = "episode", "model calls", "tool calls", "other models", "waits"
 SHORTEST = timedelta(milliseconds=1)
-"""Of a wait: less is the way from one call to the next."""
+"""The shortest wait that is shown; a shorter gap is only the step from one call to the next."""
 
 
 class Span(NamedTuple):
@@ -37,11 +37,12 @@ class Span(NamedTuple):
     end: datetime
     facts: Mapping[str, Any]
     turn: int | None = None
-    """Of a call: the turn that it belongs to."""
+    """The turn to which a call belongs."""
 
 
 def spans(story: RecordStory, others: Sequence[Row] = ()) -> list[Span]:
-    """By track and time; of what has not ended yet only what has. `others`: calls of other models for its sake."""
+    """The spans, sorted by track and time. Calls that have not ended are left out. `others` are calls of other models
+    that the record caused."""
     record, turns = story.record, story.turns
     busy = [*_model_calls(story), *_tool_calls(story), *_other_models(others)]
     found = [*busy, *_of_turns(turns)]
@@ -108,17 +109,17 @@ def _branch(call: Row) -> str:
 
 
 def _waits(busy: Iterable[Span], begin: datetime, end: datetime) -> Iterator[Span]:
-    """The gaps: code of the agent loop, and whatever it waits for."""
+    """The gaps between calls: code of the agent loop, and its own waits."""
     at = begin
     for span in [*sorted(busy, key=lambda one: one.begin), Span(WAITS, "wait", "", end, end, {})]:
-        until = min(span.begin, end)  # What judges do afterwards is outside of the episode.
+        until = min(span.begin, end)  # Calls of judges afterwards are outside of the episode.
         if until - at > SHORTEST:
             yield Span(WAITS, "wait", "agent loop", at, until, {})
         at = max(at, span.end)
 
 
 def _side_by_side(found: Iterable[Span]) -> Iterator[Span]:
-    """Spans that overlap another one of their track go to a further track of the same name."""
+    """Moves spans that overlap others of their track to a further track of the same name."""
     tracks: dict[str, list[Span]] = defaultdict(list)
     for span in found:
         tracks[span.track].append(span)
@@ -162,7 +163,8 @@ def _slice(span: Span, thread: int, begin: datetime) -> dict[str, Any]:
 
 
 def _arrows(slices: Sequence[tuple[Span, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """A viewer binds each end of an arrow to the slice around it, so it begins before the model call is over."""
+    """Flow events from model calls to tool calls. A viewer binds each end of an arrow to the slice around it, so the
+    arrow begins before the model call ends."""
     calls = {span.turn: event for span, event in slices if span.kind == "model" and span.turn is not None}
     caused = [(calls[span.turn], event) for span, event in slices if span.kind == "tool" and span.turn in calls]
     for id, (call, tool) in enumerate(caused, 1):

@@ -1,7 +1,8 @@
-"""Folds log lines that repeat: of lines that differ only in numbers, quoted words and addresses, the last one is shown.
+"""Folds repeated log lines: of several lines that differ only in numbers, quoted words and addresses, only the last one
+is shown.
 
-Invariants: the line that is kept is unchanged and stands where the last of its kind stood; lines of an indented block,
-such as a traceback, are never folded.
+Invariants: the line that is kept is unchanged and keeps its place; lines of an indented block, such as a traceback, are
+never folded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _NUMBER = re.compile(r"(?:0x|U\+)[0-9a-fA-F]+|\b[0-9a-fA-F]{8}[0-9a-fA-F-]*\b|\d
 
 
 def pattern_of(text: str) -> str:
-    """The text without what differs from one occurrence to the next: numbers, quoted words, addresses, extra spaces."""
+    """The text without the parts that differ between occurrences: numbers, quoted words, addresses, extra spaces."""
     return _NUMBER.sub("#", _QUOTED.sub("'…'", " ".join(text.split())))
 
 

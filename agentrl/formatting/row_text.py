@@ -1,4 +1,4 @@
-"""Rows of the feed as text: what a unit does, what happened, what a knob may be. Pure."""
+"""Rows of the feed as text: units, events, alerts and knobs. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unit_summary(row: UnitRow, now: float) -> str:
     left = row.next_at - now
     due = f"{row.next_what} in {age(left)}" if left >= 1 else f"{row.next_what} now"
     parts = [due] if row.next_at and row.next_what else []
-    # A distant deadline is less interesting than what the unit does until then.
+    # A distant deadline is less interesting than the unit's current work.
     later = [parts.pop()] if parts and starting and left > SOON_S else []
     if row.paused:
         parts.append("paused")
@@ -44,7 +44,7 @@ def unit_summary(row: UnitRow, now: float) -> str:
     if row.reason and not (row.status and (starting or row.state is UnitState.READY)):
         parts.append(row.reason)
     if row.phase and row.phase != row.state.value:
-        # Loops restart their phase in every round, so a phase lasts long only if the loop is stuck.
+        # Loops restart their phase on every pass, so a phase lasts long only if the loop is stuck.
         long = row.phase_since_at and now - row.phase_since_at >= LONG_PHASE_S
         parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if long else row.phase)
     if row.status:
@@ -61,20 +61,20 @@ def rank_in_words(rank: Rank) -> str:
 
 
 def clock_text(row: HostRow) -> str:
-    """That the clock of a host differs from the coordinator's; empty if it does not."""
+    """A note that the clock of a host differs from the coordinator's; empty if it does not."""
     off_s = row.clock_off_s
     way = "ahead of" if off_s > 0 else "behind"
     return f"its clock is {age(abs(off_s))} {way} the coordinator's" if off_s else ""
 
 
 def state_since(row: UnitRow) -> float:
-    """Since when a unit is in its state. A ready unit that was suspect or lost meanwhile has been ready all along."""
+    """The time since which a unit is in its state. A ready unit counts as ready also while it was suspect or lost."""
     return row.ready_at if row.state is UnitState.READY and row.ready_at else row.since_at
 
 
 def uptime(run: RunRow, now: float) -> str:
-    """How long the run is up since the last `up`; empty if it is down."""
-    # Older recordings do not have `up_since_at`.
+    """How long the run has been up since the last `up`; empty if it is down."""
+    # Older recordings have no `up_since_at`.
     return since(run.up_since_at or run.started_at, now) if run.desired == "up" else ""
 
 
@@ -84,12 +84,13 @@ def active_alerts(found: Iterable[AlertRow]) -> list[AlertRow]:
 
 
 def causes_first(found: Iterable[AlertRow]) -> list[AlertRow]:
-    """The most severe first, then those that explain most others. Each is followed by its consequences."""
+    """Alerts, the most severe first, then those that explain the most others. Each one is followed by its
+    consequences."""
     return [row for cause, consequences in alerts_by_cause(found) for row in (cause, *consequences)]
 
 
 def alerts_by_cause(found: Iterable[AlertRow]) -> list[tuple[AlertRow, list[AlertRow]]]:
-    """Each alert that no other one explains, with its consequences and theirs."""
+    """Each alert that no other alert explains, with its direct and indirect consequences."""
     rows = {row.id: row for row in sorted(found, key=lambda row: (row.since_at, row.id))}
     groups: dict[str, list[AlertRow]] = {}
     for row in rows.values():
@@ -102,7 +103,7 @@ def alerts_by_cause(found: Iterable[AlertRow]) -> list[tuple[AlertRow, list[Aler
 
 
 def consequences_text(consequences: Iterable[AlertRow]) -> str:
-    """The rules of alerts that another one explains: `causes unit-lost ×12, no-step`."""
+    """The rules of the alerts that this one explains: `causes unit-lost ×12, no-step`."""
     counts = Counter(row.rule for row in consequences)
     named = (rule if count == 1 else f"{rule} ×{count}" for rule, count in counts.items())
     return f"causes {', '.join(named)}" if counts else ""
@@ -123,7 +124,7 @@ def row_kind(row: object) -> str:
 
 
 def happened_at(row: AnyRow) -> float:
-    """When it happened, for sorting."""
+    """The time of the event, for sorting."""
     match row:
         case rows.OperationRow():
             return row.accepted_at
@@ -143,7 +144,7 @@ def alert_state(row: rows.AlertRow) -> str:
 
 
 def event_text(row: AnyRow) -> str:
-    """What happened, in a line."""
+    """The event in one line."""
     match row:
         case rows.OperationRow():
             why = f": {row.reason}" if row.reason else ""
@@ -203,7 +204,7 @@ def knob_change(row: KnobRow) -> str:
 
 
 def owner_done(row: KnobRow, groups: Iterable[GroupRow]) -> bool:
-    """Whether the group that applies the knob is done, so that it never reaches a boundary."""
+    """Whether the group that applies the knob is done and therefore never reaches another boundary."""
     return any(group.name == row.owner and group.done for group in groups)
 
 
@@ -213,7 +214,7 @@ def takes_effect(row: KnobRow, groups: Iterable[GroupRow]) -> str:
 
 
 def knob_value(row: KnobRow) -> str:
-    """The value with its unit, and the value in force if it is still another."""
+    """The value with its unit, and the value in force if that still differs."""
     shown = f"{plain_value(row.value)}{' ' + row.unit if row.unit else ''}"
     if row.in_force is not None and row.in_force != row.value:
         shown += f" (in force: {plain_value(row.in_force)})"

@@ -25,24 +25,25 @@ _DEFAULT_IGNORABLE = (
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-"""Characters with the Unicode property Default_Ignorable_Code_Point, and those reserved for it: they are invisible."""
+"""Characters with the Unicode property Default_Ignorable_Code_Point, and code points reserved for it. They are
+invisible."""
 _ANNOTATIONS = "\ufff9-\ufffb\U00013430-\U00013440"
-"""Format characters without that property, which stack other characters."""
+"""Format characters without that property. They stack other characters."""
 # C0, DEL and C1 except tab and newline, and surrogates.
 _GONE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff{_DEFAULT_IGNORABLE}{_ANNOTATIONS}]")
 _BLANKS = "\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U00016fe4\U0001d159"
-"""Characters that look empty but are no spaces, so that a name could look empty or equal to another."""
+"""Characters that look empty but are no spaces. With them a name could look empty or equal to another."""
 _BEFORE_OTHERS = "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
-"""Characters of no width that enclose the ones after them."""
+"""Characters without width that enclose the following ones."""
 _SEEN = re.compile(f"[{_BLANKS}{_BEFORE_OTHERS}]")
 _SHOWN = "\ufffd"
 _MOST_MARKS = 4
 _INNER_JAMO = "\u1160-\u11ff\ud7b0-\ud7fb"
-"""Vowels and final consonants of Korean, which are drawn into the character before them."""
+"""Korean vowels and final consonants, which are drawn into the preceding character."""
 _MARKS = ("Mn", "Mc", "Me", "Cn")
 """`Cn`: a character that is unassigned in the Unicode of this Python may be a mark in a later one."""
 _SKINS = "\U0001f3fb-\U0001f3ff"
-"""Skin tones, which colour the emoji before them."""
+"""Skin tones, which colour the preceding emoji."""
 _MAYBE_A_HEAP = re.compile(rf"(?:[^\w\s\x00-\x7f]|[{_INNER_JAMO}]){{{_MOST_MARKS + 1}}}")
 _LINES = re.compile(r"[\t\n]+")
 _SEPARATORS = re.compile("[\u2028\u2029]")
@@ -64,7 +65,8 @@ def sanitise_lines(text: str) -> str:
 
 @cache
 def _heaps() -> re.Pattern[str]:
-    """Finds stacked marks of any script, which would leave their line. Built when a text may have some."""
+    """Finds stacked marks of any script, which would overflow their line. The pattern is built when a text may have
+    some."""
     marks = [sign for sign in range(0x300, 0x1F000) if unicodedata.category(chr(sign)) in _MARKS]
     spans = [[each for _, each in span] for _, span in groupby(enumerate(marks), key=lambda pair: pair[1] - pair[0])]
     kinds = "".join(f"{chr(span[0])}-{chr(span[-1])}" for span in spans) + _INNER_JAMO + _SKINS

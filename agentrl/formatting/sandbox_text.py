@@ -9,7 +9,7 @@ from agentrl.protocol.tool_commands import MissingUnit, SandboxRow, ToolServerRo
 
 
 def memory(row: SandboxRow) -> str:
-    """`212M of 256M`; only what it uses if nothing limits it."""
+    """`212M of 256M`; only the used memory if there is no limit."""
     if not row.measured_at:
         return ""
     return (
@@ -28,7 +28,7 @@ def used(count: int, limit: int) -> str:
 
 
 def doing(row: SandboxRow) -> str:
-    """Whom it serves, and what it runs now."""
+    """The sessions that it serves, and the calls that it runs now."""
     whom = row.session or (counted(row.sessions, "sessions") if row.sessions else "")
     return ": ".join(part for part in (row.purpose, whom, ", ".join(row.doing)) if part)
 

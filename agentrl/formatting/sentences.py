@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SHOWN = 5
-"""Sentences of a kind that a message shows."""
+"""The most sentences of a kind that a message shows."""
 
 
 def ended(text: str) -> str:
@@ -15,7 +15,7 @@ def ended(text: str) -> str:
 
 
 def irrevocable(reverse: str) -> str:
-    """Whether an act that loses something can be partly taken back by the `reverse` command."""
+    """A sentence on an act that loses something, and on the part of it that the `reverse` command can take back."""
     return "What is lost stays lost; the rest can be taken back." if reverse else "It cannot be taken back."
 
 

@@ -1,4 +1,4 @@
-"""Services of other models in words: whether they are asked now, and their limits."""
+"""Services of other models in words: whether they are in use now, and their limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def limits(row: ServiceRow) -> str:
 
 
 def trouble(row: ServiceRow, now: float) -> str:
-    """What went wrong last, and where; empty if it answers."""
+    """The last failure and its place; empty if the service answers."""
     if not row.failing_at:
         return ""
     where = (
@@ -46,5 +46,5 @@ def trouble(row: ServiceRow, now: float) -> str:
 
 
 def price(row: ServiceRow) -> str:
-    """Of a million tokens, in and out."""
+    """The prices of a million input tokens and of a million output tokens."""
     return f"{row.price_in:g}/{row.price_out:g}" if row.price_in or row.price_out else ""

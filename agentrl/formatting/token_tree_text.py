@@ -1,4 +1,4 @@
-"""Draws the token tree of a record: a line per span, indented only at branches, and the text of spans."""
+"""Draws the token tree of a record: one line per span, indented only at branches, and the text of spans."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ def name(row: Row) -> str:
 
 
 def invocation(row: Row) -> str:
-    """The call as one would write it: `shop.lookup(item='bake')`."""
+    """The call as code: `shop.lookup(item='bake')`."""
     given = ", ".join(f"{key}={_safe(value)!r}" for key, value in (row.get("arguments") or {}).items())
     return f"{name(row)}({given})"
 
 
 def _safe(value: Any) -> Any:
-    """Without escape sequences, of which the text of a value would leave the characters."""
+    """The value without escape sequences. `repr` alone would keep their characters."""
     if isinstance(value, Mapping):
         return {_safe(key): _safe(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -31,20 +31,21 @@ def _safe(value: Any) -> Any:
 
 
 def ending(row: Row) -> str:
-    """How it ended, whose fault that was, and what became of it in a fresh session."""
+    """The end of a call: its status, the class of its error, and the result of another try in a fresh session."""
     fault = f" ({row['error_class']})" if row.get("error_class") else ""
     again = f", tried again: {row['tried_again']}" if row.get("tried_again") else ""
     return f"{row.get('status')}{fault}{again}"
 
 
 def place(session: Sequence[Row], id: str) -> str:
-    """Where a call stands among those of its session."""
+    """The place of a call among the calls of its session."""
     ids = [row["id"] for row in session]
     return f"call {ids.index(id) + 1} of {len(ids)}" if id in ids else ""
 
 
 def filter_of(tool: str = "", record: str = "", *, failed: bool = False, age: str = "") -> str:
-    """The query for the calls of a tool (`shop.lookup` or `lookup`), of a record, that failed, of the last `age`."""
+    """The query for calls: of a tool (`shop.lookup` or `lookup`), of a record, only failed ones, or those of the last
+    `age`."""
     server, _, short = tool.rpartition(".")
     parts = [f"server={json.dumps(server, ensure_ascii=False)}"] if server else []
     parts += [f"tool={json.dumps(short, ensure_ascii=False)}"] if short else []

@@ -9,7 +9,7 @@ from agentrl.formatting.amounts import age, counted
 from agentrl.protocol.control_commands import WaitChain, WaitLink
 
 MOST_WAITS = 3
-"""More waits of one unit in a chain are summed up."""
+"""Further waits of one unit in a chain are shown only as a number."""
 NOTHING_S = 1.0
 """Shorter waits are normal."""
 NO_WAITS = "No unit waits."
@@ -22,7 +22,7 @@ class WaitLine(NamedTuple):
 
 
 def worth_showing(chains: Iterable[WaitChain]) -> list[WaitChain]:
-    """Chains with a wait that is long, or whose cause is a fault."""
+    """Chains with a long wait or with a fault as their cause."""
     return [chain for chain in chains if chain.amiss or any(link.age_s >= NOTHING_S for link in chain.links)]
 
 
@@ -31,7 +31,7 @@ def all_well(chains: Sequence[WaitChain]) -> bool:
 
 
 def of_chain(chain: WaitChain) -> Iterator[WaitLine]:
-    """The waits of a chain by unit: the oldest ones, and the number of the others."""
+    """The waits of a chain by unit: the oldest ones, and the number of further ones."""
     by_unit: dict[str, list[WaitLink]] = {}
     for link in chain.links:
         if link.overdue or link.age_s >= NOTHING_S:
@@ -49,5 +49,5 @@ def of_chain(chain: WaitChain) -> Iterator[WaitLine]:
 
 
 def end_of(chain: WaitChain) -> tuple[str, str]:
-    """The end of a chain: its label, and why. A unit that only works is not called a culprit."""
+    """The end of a chain: its label and the reason. A unit that is only working is not called a culprit."""
     return "culprit" if chain.amiss else "ends at", f"{chain.culprit}: {chain.because}"

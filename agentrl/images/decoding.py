@@ -1,13 +1,13 @@
 """Bytes of any origin to pixels, by Pillow, within limits.
 
-Images come from datasets, tools and addresses, so they are hostile: a file may be cut off, be of another type than it
-says, or describe more pixels than the memory has.
+Images come from datasets, tools and addresses, so they may be hostile: a file may be truncated, have another type than
+it declares, or describe more pixels than fit into memory.
 
 Invariants:
 - the size is read from the header, and compared with the limit, before anything is decoded;
 - formats that are not listed are not opened;
-- large images are decoded one at a time, because each of them takes some hundred megabytes meanwhile;
-- whatever is wrong with the bytes is an ImageError with one sentence.
+- large images are decoded one at a time, because decoding one takes some hundred megabytes;
+- any fault of the bytes raises ImageError with one sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.images.processing import ImageError, Processing, Size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_DECODED_PIXELS = 64 << 20
-"""Of the image as it is stored; what the model sees of it is smaller."""
+"""Limits the image as it is stored; the model sees a smaller one."""
 LARGE_PIXELS = 8 << 20
 _large = threading.Lock()
 
@@ -35,7 +35,7 @@ class Shown(NamedTuple):
     size: Size
     tokens: int
     stored: Size
-    """As it is in its file."""
+    """The size in its file."""
     format: str
 
 
@@ -72,7 +72,7 @@ def canary_image(processing: Processing) -> bytes:
 
 
 def _opaque(opened: Any) -> Any:
-    """On white, as people see it: black text on nothing would be black on black."""
+    """Puts the image on white, as people see it: black text on a transparent background would become black on black."""
     if not opened.has_transparency_data:
         return opened.convert("RGB")
     whole = opened.convert("RGBA")
@@ -88,7 +88,7 @@ def _png(pixels: Any) -> bytes:
 def _reason(broken: Exception, data: bytes) -> str:
     if type(broken).__name__ == "UnidentifiedImageError":
         return f"its {len(data)} bytes are none of {', '.join(FORMATS)}"
-    # The text of a decoder may have parts of the file.
+    # The message of a decoder may contain parts of the file.
     text = " ".join(str(broken).split())[:120] or type(broken).__name__
     return text.rstrip(".")
 

@@ -1,6 +1,7 @@
-"""Images beside the tokens of a model call, as HTTP APIs of engines take them: data URLs that name their numbers.
+"""Images beside the tokens of a model call, in the form that HTTP APIs of engines accept: data URLs that contain their
+numbers.
 
-SGLang accepts texts there in every version, and objects with certain keys only.
+Every version of SGLang accepts texts there; it accepts objects only with certain keys.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _NUMBERED = re.compile(r"data:image/png;number=(\d{1,9});base64,", re.ASCII)
 
 
 def written(images: Mapping[int, bytes]) -> list[str]:
-    """Of PNGs by number."""
+    """The data URLs of PNGs, which are given by number."""
     return [f"data:image/png;number={number};base64,{base64.b64encode(png).decode()}" for number, png in images.items()]
 
 
 def read(urls: Iterable[str]) -> dict[int, bytes]:
-    """Raises ImageError."""
+    """The PNGs of data URLs, by number. Raises ImageError."""
     found = {}
     for url in urls:
         if (head := _NUMBERED.match(url)) is None:

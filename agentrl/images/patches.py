@@ -1,6 +1,6 @@
-"""Pixels to what a vision tower reads, by the image processor of transformers with the settings of the model.
+"""Turns pixels into the input of a vision tower, by the image processor of transformers with the settings of the model.
 
-Invariant: an image has the size that the model sees already, so no other program resizes it in another way.
+Invariant: an image already has the size that the model sees, so no other program resizes it differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Patches(NamedTuple):
-    """One image."""
+    """The patches of one image."""
 
     values: Array
     """[patches, width], float32."""
@@ -37,7 +37,7 @@ class Patches(NamedTuple):
 
 
 def patches_of(png: bytes, processing: Processing) -> Patches:
-    """Of an image in the size that the model sees. Raises ImageError for another one."""
+    """The patches of an image in the size that the model sees. Raises ImageError for any other size."""
     from PIL import Image
 
     try:

@@ -1,11 +1,11 @@
 """The three positions (time, row, column) of each token of a model that reads images.
 
-Text counts on in all three. The tokens of an image have the position that it begins with, plus their row and column;
-what follows counts on behind the longer side of the image. So every image shifts all that comes after it, which in a
-packed tree is what descends from its last token.
+For text all three increase together. A token of an image has the position at which the image begins, plus its row and
+column; the text after the image continues after its longer side. So every image shifts the positions of all later
+tokens. In a packed tree these are the descendants of its last token.
 
 Invariants:
-- positions depend on the path from the root alone, so a packed tree has those of its branches;
+- positions depend only on the path from the root, so a branch has the same positions in a packed tree as alone;
 - nothing loops over tokens.
 """
 
@@ -34,7 +34,8 @@ class Places(NamedTuple):
     positions: Array
     """[3, tokens]"""
     shifts: Array
-    """Of each token: what the images through it take from the depth of the next text."""
+    """For each token: the amount, usually negative, that the images up to it add to the depth to give the next
+    position."""
     runs: list[Run]
 
 
@@ -50,8 +51,8 @@ def image_runs(ids: Array) -> list[Run]:
 
 
 def places_of(ids: Array, depths: Array, ends: Array, grids: Mapping[int, Size]) -> Places:
-    """Of tokens in depth-first order, each with its depth and the end of what descends from it. `grids`: rows and
-    columns of each image. Raises ImageError if an image has another number of tokens."""
+    """The places of tokens in depth-first order, each given with its depth and the end of its descendants. `grids`:
+    rows and columns of each image. Raises ImageError if an image has a different number of tokens."""
     length = len(ids)
     found = np.repeat(np.asarray(depths)[None], 3, axis=0)
     change = np.zeros(length + 2, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How a model's directory says that images are shown to it.
+"""How images are shown to a model, as the model's directory describes it.
 
 Invariants:
 - sizes and numbers of tokens are those of the image processors of transformers of the Qwen2-VL kind;
@@ -18,12 +18,12 @@ import msgspec
 from agentrl.errors import AgentrlError, ConfigError
 
 FILES = ("preprocessor_config.json", "processor_config.json")
-"""Where the settings of the processor are; the first one that is there counts."""
+"""Files with the settings of the processor; the first one that exists is used."""
 MODELS = frozenset({"qwen2_5_vl", "qwen3_vl"})
 """Types of models whose images are read."""
 _KINDS = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor")
 MOST_RATIO = 200
-"""Of the longer side to the shorter one."""
+"""The largest ratio of the longer side to the shorter one."""
 
 
 class ImageError(AgentrlError):
@@ -39,14 +39,14 @@ class Processing(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one model's image processor."""
 
     placeholder: int
-    """The id of the token that the model has for images."""
+    """The id of the model's token for images."""
     patch: int = 14
     merge: int = 2
-    """So many patches in each direction become one token."""
+    """This many patches in each direction become one token."""
     least_pixels: int = 56 * 56
     most_pixels: int = 28 * 28 * 1280
     settings: dict[str, Any] = {}
-    """All of them, for the processor itself."""
+    """All settings, for the processor itself."""
 
     @property
     def side(self) -> int:
@@ -54,13 +54,13 @@ class Processing(msgspec.Struct, frozen=True, kw_only=True):
         return self.patch * self.merge
 
     def limited(self, most_pixels: int) -> Processing:
-        """With fewer pixels, if the limit is lower; 0 is none."""
+        """The settings with fewer pixels, if the limit is lower; 0 means no limit."""
         if not most_pixels or most_pixels >= self.most_pixels:
             return self
         return msgspec.structs.replace(self, most_pixels=most_pixels, least_pixels=min(self.least_pixels, most_pixels))
 
     def shown_size(self, size: Size) -> Size:
-        """The size in which the model sees an image. Raises ImageError for one that is too long."""
+        """The size in which the model sees an image. Raises ImageError for an image that is too long."""
         height, width = size
         if max(size) > MOST_RATIO * min(size):
             raise ImageError(f"The image is {width}x{height}: one side is more than {MOST_RATIO} times the other.")
@@ -83,12 +83,12 @@ class Processing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reads_images(described: Mapping[str, Any]) -> bool:
-    """Whether a model with this configuration has a part for images."""
+    """Whether a model with this configuration can read images."""
     return "vision_config" in described
 
 
 def processing_of(directory: Path, described: Mapping[str, Any]) -> Processing | None:
-    """Of a model's directory and its configuration; None for a model of texts. Raises ConfigError."""
+    """The settings in a model's directory; None for a model that reads only text. Raises ConfigError."""
     if not reads_images(described):
         return None
     file = next((directory / name for name in FILES if (directory / name).is_file()), None)
@@ -100,7 +100,7 @@ def processing_of(directory: Path, described: Mapping[str, Any]) -> Processing |
 
 
 def processing_from(content: bytes, name: str, described: Mapping[str, Any], where: str) -> Processing:
-    """From the content of the file of that name."""
+    """The settings in the content of the file of that name."""
     try:
         found = json.loads(content)
         found = found.get("image_processor", found)

@@ -1,4 +1,4 @@
-"""What the run file says of images, and what of a dataset does not fit it."""
+"""The settings of the run file about images, and the problems of a dataset with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def limits_of(config: RunConfig) -> Limits:
 
 
 def _own_directory(environment: Environment) -> str:
-    """Of what is not trusted and has its own rows; empty for others. Rows that the run file names are trusted."""
+    """The directory of an environment that is not trusted and brings its own rows; empty for others. Rows that the run
+    file names are trusted."""
     if environment.sandbox.kind == "none":
         return ""
     if source_of(environment.code) is not None:
@@ -31,7 +32,7 @@ def _own_directory(environment: Environment) -> str:
 
 
 def problem_of(config: RunConfig, *texts: str) -> str:
-    """Empty, or why the model of the run cannot be shown the images of these texts."""
+    """Why the model of the run cannot be shown the images of these texts; empty if it can."""
     names = names_in(*texts)
     if not names:
         return ""
@@ -39,7 +40,7 @@ def problem_of(config: RunConfig, *texts: str) -> str:
     try:
         described = json.loads(Path(path, "config.json").read_bytes()) if path else {}
     except (OSError, ValueError):
-        return ""  # the check of the model says so
+        return ""  # the check of the model reports this
     if not reads_images(described):
         return "It shows an image, and the model of the run reads none."
     return next((problem for name in names if (problem := sources.problem_of(name, limits_of(config)))), "")

@@ -1,11 +1,11 @@
-"""Which images a message names, and their bytes.
+"""The images that a message names, and their bytes.
 
 The parts of a message are those of the usual interfaces: `{"type": "image", "image": X}` and `{"type": "image_url",
 "image_url": {"url": X}}`, where X is a path, a data URL or an address.
 
 Invariants:
-- an address is asked only if the run file lists its origin, without redirection;
-- no more bytes are read than the limit, whatever a server or a file says of its size.
+- an address is fetched only if the run file lists its origin, and redirects are not followed;
+- never more bytes are read than the limit, whatever size a server or a file declares.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Limits(msgspec.Struct, frozen=True):
 
     bytes: int = 8 << 20
     origins: tuple[str, ...] = ()
-    """Such as `https://images.example.org`."""
+    """The origins that may be fetched from, such as `https://images.example.org`."""
     within: Mapping[str, str] = {}
-    """By environment with a sandbox: the directory in which files of images must be that its rows name."""
+    """For each environment with a sandbox: the directory that must contain the image files that its rows name."""
 
     def outside(self, environment: str, source: str) -> bool:
-        """Whether this is a file that the environment may not name: its episodes would show it."""
+        """Whether this is a file that the environment may not name, because its episodes would show it."""
         directory = self.within.get(environment)
         if directory is None or source.startswith(("data:", "http://", "https://")):
             return False
@@ -58,7 +58,7 @@ def text_of(content: Any, *, beside: Path) -> str:
 
 
 def source_of(value: Any, *, beside: Path) -> str:
-    """A path, an address, or bytes, as a text. Raises ImageError."""
+    """A path, an address or a data URL as text. Raises ImageError."""
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         return f"data:;base64,{base64.b64encode(value['bytes']).decode()}"
     if isinstance(value, Mapping):
@@ -96,7 +96,7 @@ def _part(part: Any, beside: Path) -> str:
 
 
 def problem_of(source: str, limits: Limits) -> str:
-    """Empty, or why an image may not be fetched."""
+    """Why an image may not be fetched; empty if it may."""
     if not source.startswith(("http://", "https://")):
         return ""
     origin = _origin(source)
@@ -151,7 +151,7 @@ async def _fetched(address: str, limits: Limits) -> bytes:
                 raise ImageError(f"{origin} answers {reply.status_code} instead of an image.")
             if (encoding := reply.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ImageError(f"{origin} answers in the encoding {encoding[:20]!r}, which it was not asked for.")
-            # Raw, because a piece that is compressed may become a thousand times as large before it is counted.
+            # Reads raw bytes, because a compressed chunk may grow a thousandfold before it is counted.
             async for piece in reply.aiter_raw():
                 data += piece
                 if len(data) > limits.bytes:
