@@ -1,10 +1,10 @@
-"""What was got from other hosts: files by the hash of their content, with a limit on their size.
+"""Files from other hosts, by the hash of their content, with a limit on their total size.
 
 Invariants:
 - A file has its name only when it is whole, checked and durable; until then its name ends in `.part`.
-- A file that is held is not removed. Otherwise the one that was used longest ago is removed first, with every name that
-  it got in the run's directory.
-- Nothing is begun for which there is no room.
+- A file that is held is not removed. Of the others, the least recently used one is removed first, with all its names in
+  the run's directory.
+- No file is begun unless there is room for it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FOLDER = "files"
 PART = ".part"
 LIMIT_BYTES = 100 << 30
 SPARE, MOST_SPARE_BYTES = 0.02, 1 << 30
-"""The share of a disk that is left free, at most so much."""
+"""The share of a disk that is left free, and the most bytes of it."""
 
 
 class Cache:
     def __init__(self, run_dir: Path, host: str, limit_bytes: int = LIMIT_BYTES) -> None:
         self._run_dir = run_dir
         self._host = host
-        # Hosts may see one directory after all, so each has a folder of its own.
+        # Hosts may share a directory without the run knowing it, so each host has its own folder.
         self._folder = run_dir / FOLDER / hashlib.sha256(host.encode()).hexdigest()[:8]
         self.limit_bytes = limit_bytes
         self._held: Counter[str] = Counter()
         self._sizes: dict[str, int] = {}
-        """Of whole files, by hash, the one that was used longest ago first."""
+        """The sizes of whole files by hash, the least recently used first."""
         self._begun: dict[str, int] = {}
         self._names: dict[str, set[Path]] = {}
         self._look()
@@ -49,7 +49,7 @@ class Cache:
         file = self._folder / content.blake2b
         if self._sizes.get(content.blake2b) != content.bytes or not file.is_file():
             return None
-        self._sizes[content.blake2b] = self._sizes.pop(content.blake2b)  # used last
+        self._sizes[content.blake2b] = self._sizes.pop(content.blake2b)  # now the most recently used
         return file
 
     def hold(self, contents: Iterable[Content]) -> None:
@@ -57,11 +57,11 @@ class Cache:
 
     def release(self, contents: Iterable[Content]) -> None:
         self._held.subtract(content.blake2b for content in contents)
-        self._held += Counter()  # drops what is held no longer
+        self._held += Counter()  # drops entries that are no longer held
 
     def begin(self, content: Content) -> tuple[Path, bool]:
-        """A file of the right size to write pieces into, and whether an earlier pull left some. Raises FilesError
-        without room."""
+        """A file of the right size to write pieces into, and whether an earlier pull left some pieces. Raises
+        FilesError if there is no room."""
         file = self._folder / f"{content.blake2b}{PART}"
         left = file.exists()
         try:
@@ -75,7 +75,7 @@ class Cache:
         return file, left
 
     def finish(self, content: Content) -> Path:
-        """All pieces are written. Blocks until they are durable."""
+        """Completes a file whose pieces are all written. Blocks until it is durable."""
         part, whole = self._folder / f"{content.blake2b}{PART}", self._folder / content.blake2b
         descriptor = os.open(part, os.O_RDONLY)
         try:
@@ -88,7 +88,7 @@ class Cache:
         return whole
 
     def left(self, content: Content) -> None:
-        """The file will not be finished now. What is there of it counts until room is needed."""
+        """Marks a file as unfinished. Its pieces are kept until the room is needed."""
         if content.blake2b in self._begun:
             self._sizes[f"{content.blake2b}{PART}"] = self._begun.pop(content.blake2b)
 
@@ -103,19 +103,19 @@ class Cache:
         try:
             os.link(file, fresh)
         except OSError:
-            shutil.copyfile(file, fresh)  # a file system without hard links
+            shutil.copyfile(file, fresh)  # the file system has no hard links
         fresh.replace(target)
         self._names.setdefault(content.blake2b, set()).add(target)
 
     def remove_all(self) -> None:
-        """Remove every file, with every name that it got. Only where no process uses them."""
+        """Remove every file with all its names. Call this only when no process uses them."""
         for digest in list(self._sizes):
             self._remove(digest)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
     def _look(self) -> None:
-        """What an earlier process left."""
+        """Finds the files that an earlier process left."""
         with contextlib.suppress(FileNotFoundError):
             found = [(file.stat(), file.name) for file in self._folder.iterdir() if file.is_file()]
             self._sizes = {name: stat.st_size for stat, name in sorted(found, key=lambda one: one[0].st_mtime)}
@@ -125,7 +125,7 @@ class Cache:
                     self._names.setdefault(digest, set()).add(name)
 
     def _make_room(self, content: Content) -> None:
-        """Also on the disk, which others fill too."""
+        """Removes files until there is room, within the limit and on the disk, which other programs fill too."""
         own = f"{content.blake2b}{PART}"
         self._sizes.pop(own, None)
         self._folder.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Cache:
 
 
 def pieces_there(part: Path, content: Content) -> int:
-    """A bitmap of the pieces of an unfinished file that are right. Reads the file."""
+    """A bitmap of the correct pieces of an unfinished file. Reads the file."""
     found = 0
     for number in range(piece_count(content.bytes)):
         with contextlib.suppress(OSError):

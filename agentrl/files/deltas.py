@@ -1,11 +1,11 @@
-"""A file as its difference to another one of the same size: weights change little from version to version.
+"""A file as its difference to another one of the same size, because weights change little from version to version.
 
 A delta is a sequence of blocks, each its length in four bytes and the compressed difference (exclusive or) of a MiB of
 both files; an unchanged block has the length 0.
 
 Invariants:
-- applying a delta gives exactly the bytes that it was made of, or fails: the result has the hash that was announced;
-- a delta that is damaged, or too large when it is unpacked, changes nothing.
+- applying a delta gives exactly the original bytes, which the announced hash proves, or fails;
+- a delta that is damaged, or too large when unpacked, gives no file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _LEVEL = 1
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """How a file can be got by a host that has another one."""
+    """The difference by which a host that has another file can get this one."""
 
     base: Content
-    """What the host must have."""
+    """The file that the host must have."""
     name: str
-    """The file of the difference, beside the file itself."""
+    """The name of the file with the difference, which is beside the file itself."""
     content: Content
 
 
@@ -62,7 +62,8 @@ def write_delta(base: Path, file: Path, target: Path, *, most_bytes: int) -> Con
 
 
 def apply_delta(base: Path, delta: Path, target: Path, wanted: Content) -> None:
-    """Writes the file, which exists with its size. Raises DeltaError if it would be another one, or OSError."""
+    """Writes the content of the file, which already exists with its size. Raises DeltaError if the result differs from
+    the announced content, or OSError."""
     found = ContentHash(wanted.bytes)
     with base.open("rb") as former, delta.open("rb") as changes, target.open("r+b") as out:
         while data := former.read(BLOCK_BYTES):
@@ -84,7 +85,7 @@ def _changed(data: bytes, changes: BinaryIO) -> bytes:
         return data
     unpack = zlib.decompressobj()
     try:
-        # A block of a few bytes could be unpacked to any number of them.
+        # A block of a few bytes could unpack to any number of bytes.
         difference = unpack.decompress(block, len(data) + 1)
     except zlib.error as broken:
         raise DeltaError(f"The delta is damaged: {broken}.") from broken

@@ -1,10 +1,10 @@
-"""What the file process of a host does: it answers other hosts, and gets what units of its own host need.
+"""The work of the file process of a host: it answers other hosts, and gets the files that units of its own host need.
 
 Invariants:
-- A unit that asks for a file that is on its way already waits for the same pull.
-- What a unit asked for stays until its connection ends, or it says what it keeps.
-- In the run's own directory nothing is written that it has.
-- A file that is the difference to another one here is got so; if that fails for any reason, it is got whole.
+- Units that ask for the same file wait for the same pull.
+- Files that a unit asked for stay until its connection ends or the unit names others to keep.
+- If this host has the run's own directory, nothing that is already in it is written.
+- If this host has the base of a delta, it gets only the delta; if that fails for any reason, it gets the whole file.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class FileService:
 
     async def serve_unit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held: dict[str, list[Content]] = {}
-        # A unit says nothing while it waits, so what comes then is the end of its connection.
+        # A unit sends nothing while it waits, so anything read then is the end of its connection.
         next_one = asyncio.create_task(frames.read(reader), name="read")
         try:
             while True:
@@ -217,7 +217,8 @@ class FileService:
         return found
 
     def _place(self, found: frames.Listed) -> None:
-        """Copies, because tool servers may write to theirs; the configuration comes last."""
+        """Puts the listed files in place. They are copies, because tool servers may write to them; the configuration
+        comes last."""
         there, config = named_files.config_here(found.config, self._run_dir)
         for path, content in found.files.items():
             target, file = named_files.place_here(path, there, self._run_dir), self._cache.whole(content)
@@ -246,7 +247,7 @@ class FileService:
             raise first_of(failed) from failed
 
     async def _get(self, path: str, content: Content, delta: Delta | None = None) -> None:
-        """Into the cache."""
+        """Gets a file into the cache."""
         digest = content.blake2b
         if self._cache.whole(content):
             return
@@ -281,7 +282,7 @@ class FileService:
         return await pull.run()
 
     async def _changed(self, base: Path, pull: Pull, delta: Delta) -> Path:
-        """The file, made of the one that is here and its difference to it."""
+        """Makes the file from its base, which is on this host, and the delta."""
         beside = str(PurePosixPath(pull.path).with_name(delta.name))
         if PurePosixPath(delta.name).name != delta.name or delta.content.problem():
             raise WrongListError(f"{delta.name!r} is no difference that another host could be asked for.")
@@ -295,7 +296,7 @@ class FileService:
                 await asyncio.to_thread(apply_delta, base, changes, part, pull.content)
                 file = await asyncio.to_thread(self._cache.finish, pull.content)
             except BaseException:
-                # Pieces of another file would be taken for pieces of this one that are there.
+                # The next pull would take the wrong bytes for pieces of this file.
                 part.unlink(missing_ok=True)
                 raise
             finally:
@@ -319,6 +320,6 @@ class FileService:
         self._change = asyncio.Event()
 
     def _is_own_directory(self) -> bool:
-        """Whether the run's directory is the one that the coordinator writes to, so that nothing need be copied."""
+        """Whether the run's directory is the one that the coordinator writes to. Then no files need to be copied."""
         marker = read_marker(self._run_dir)
         return marker is not None and marker.uuid == self._run

@@ -14,11 +14,11 @@ from agentrl.files.deltas import Delta
 from agentrl.files.pieces import Content
 
 MOST_BYTES = 64 << 20
-"""A list of many thousand files."""
+"""This large, because a list may name many thousand files."""
 
 
 class FilesError(AgentrlError):
-    """A file of the run cannot be got here now; it may be later."""
+    """A file of the run is not available on this host now. It may be later."""
 
 
 class WrongListError(AgentrlError):
@@ -29,7 +29,7 @@ class WrongListError(AgentrlError):
 
 
 class WhatIsThere(msgspec.Struct, frozen=True, tag="what_is_there"):
-    """Which pieces of a file does this host have? Answered by There once that is not `known` any more."""
+    """Which pieces of a file does this host have? Answered by There when the revision differs from `known`."""
 
     path: str
     """Relative to the run's directory, for a host that wrote the file itself."""
@@ -40,12 +40,12 @@ class WhatIsThere(msgspec.Struct, frozen=True, tag="what_is_there"):
 class There(msgspec.Struct, frozen=True, omit_defaults=True):
     revision: int = 0
     have: str = "0"
-    """A bitmap in hexadecimal digits, as the next one."""
+    """A bitmap in hexadecimal digits, like the next one."""
     asked: str = "0"
     whole: bool = False
     origin: bool = False
     nothing: bool = False
-    """This host neither has the file nor gets it."""
+    """Whether this host neither has the file nor is getting it."""
 
 
 class SendPiece(msgspec.Struct, frozen=True, tag="send_piece"):
@@ -62,7 +62,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ListFiles(msgspec.Struct, frozen=True, tag="list_files"):
-    """What does a unit of this role need? Answered by Listed."""
+    """Which files does a unit of this role need? Answered by Listed."""
 
     role: str
 
@@ -71,7 +71,7 @@ class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
     config: str = ""
     """The configuration in force, as JSON."""
     files: dict[str, Content] = {}
-    """By their absolute path there."""
+    """The files by their absolute path on that host."""
     executable: list[str] = []
     problem: str = ""
 
@@ -83,17 +83,17 @@ FromHost = WhatIsThere | SendPiece | ListFiles
 
 
 class Bring(msgspec.Struct, frozen=True, tag="bring"):
-    """Get these files into a directory, relative to the run's. Answered by Progress, then Done. They stay there until
-    the connection ends or names others to Keep."""
+    """Get these files into a directory, given relative to the run's. Answered by Progress, then Done. They stay until
+    the connection ends or sends a Keep that does not name the directory."""
 
     directory: str
     files: dict[str, Content]
     deltas: dict[str, Delta] = {}
-    """Of files that a host with another one can get by their difference to it."""
+    """The deltas of files, for a host that has their bases."""
 
 
 class Keep(msgspec.Struct, frozen=True, tag="keep"):
-    """Of what this connection brought, only these directories are needed from now on. No answer."""
+    """Of the directories that this connection brought, only these are still needed. It gets no answer."""
 
     directories: list[str]
 
@@ -112,7 +112,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
     problem: str = ""
     damaged: bool = False
-    """The list is damaged: it will not help to ask again."""
+    """Whether the list is damaged, so that asking again will not help."""
 
 
 FromUnit = Bring | Keep | Prepare

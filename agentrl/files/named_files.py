@@ -2,9 +2,9 @@
 
 Invariants:
 - A file is listed only for the roles that read it.
-- On the other host a file of the run's directory has the same place in the run's directory there; every other one has
-  its whole path below `copied`, so files that lie beside each other do so there.
-- Of the working directory of a tool server only scripts are listed, and what its command names.
+- On the other host a file of the run's directory has the same place in the run's directory. Every other file has its
+  whole path below `copied`, so neighbouring files stay neighbours.
+- Of the working directory of a tool server only scripts and the files that its command names are listed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ COPIED = "copied"
 MOST_FILES = 20_000
 _NOT_ENTERED = ("__pycache__", "node_modules")
 Known = dict[tuple[str, int, int, int], Content]
-"""By path, inode, size and time of change: what need not be read again."""
+"""Contents that need not be read again, by path, inode, size and time of change."""
 
 
 def listed(run_dir: Path, role: str, known: Known) -> Listed:
-    """What units of the role need, from the configuration in force. Reads every file that is not known."""
+    """The files that units of the role need, by the configuration in force. Reads every file that is not in `known`."""
     try:
         text = (run_dir / IN_FORCE).read_text()
         config = RunConfig.model_validate_json(text)
@@ -63,7 +63,7 @@ def listed(run_dir: Path, role: str, known: Known) -> Listed:
 
 
 def place_here(path: str, run_dir_there: Path, run_dir: Path) -> Path:
-    """Where a file of the other host is on this one."""
+    """The path on this host of a file of the other host."""
     clean = Path(os.path.normpath(path))
     if clean.is_relative_to(run_dir_there):
         return run_dir / clean.relative_to(run_dir_there)
@@ -71,8 +71,8 @@ def place_here(path: str, run_dir_there: Path, run_dir: Path) -> Path:
 
 
 def config_here(text: str, run_dir: Path) -> tuple[Path, bytes]:
-    """The run's directory there, and the configuration with the paths of this host. Makes the directories in which
-    tool servers work."""
+    """The run's directory on the other host, and the configuration with the paths of this host. Makes the working
+    directories of tool servers."""
     plain = json.loads(text)
     there = Path(plain["dir"])
 
@@ -146,13 +146,14 @@ def _files_of_server(server: ToolServer, run_dir: Path) -> Iterator[Path]:
 
 
 def _words(server: ToolServer) -> list[str]:
-    """Arguments that name files or directories of this project, not of the machine."""
+    """Arguments that name files or directories of the project, not of the machine."""
     cwd = Path(server.cwd or "/")
     return [word for word in server.command[1:] if (cwd / word).exists() and (cwd / word).is_relative_to(cwd)]
 
 
 def _below(path: Path, run_dir: Path) -> Iterator[Path]:
-    """A file, or those of a directory; without hidden ones, environments and the run's own directory."""
+    """The file itself, or the files of a directory, without hidden ones, virtual environments and the run's own
+    directory."""
     if path.is_file():
         yield path
     for folder, names, files in os.walk(path):

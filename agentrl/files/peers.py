@@ -1,7 +1,8 @@
 """The file processes of the other hosts, and the connections to them.
 
-Invariant: a connection carries one question at a time; one whose question was abandoned is used again when the answer
-has come. Each version ends some questions that wait for news, and another connection would cost two handshakes of TLS.
+Invariant: a connection carries one request at a time. If a request is abandoned, its connection is used again after the
+answer has come. Each version abandons some requests that wait for a change, and a new connection would cost two TLS
+handshakes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agentrl.files import frames
 from agentrl.http.run_hosts import FILES, Way
 
 SILENT_S = 8.0
-"""Without a byte of an answer for this long, the other host counts as gone."""
+"""If no byte of an answer comes for this long, the other host counts as gone."""
 PIECE_WITHIN_S = 120.0
 _READ_BYTES = 1 << 18
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -28,10 +29,10 @@ class Connection:
         self.reader, self._writer = reader, writer
         self._answer: asyncio.Task[bytes] | None = None
         self._is_for_piece = False
-        """The bytes of a piece follow the answer."""
+        """Whether the bytes of a piece follow the answer."""
 
     async def ask(self, question: frames.FromHost, answer: type[Answer], *, within_s: float = SILENT_S) -> Answer:
-        """Raises OSError or TimeoutError."""
+        """Sends a request and returns its answer. Raises OSError or TimeoutError."""
         async with asyncio.timeout(within_s):
             frames.write(self._writer, question)
             await self._writer.drain()
@@ -45,11 +46,11 @@ class Connection:
 
     @property
     def awaits_answer(self) -> bool:
-        """Its question was abandoned, and nothing but the answer is to come."""
+        """Whether the request was abandoned and only its answer is still to come."""
         return self._answer is not None and not self._is_for_piece
 
     async def settle(self) -> None:
-        """Read the answer that nothing waits for. Raises OSError, TimeoutError or asyncio.IncompleteReadError."""
+        """Read the answer of the abandoned request. Raises OSError, TimeoutError or asyncio.IncompleteReadError."""
         if self._answer is not None:
             async with asyncio.timeout(SILENT_S):
                 await self._answer
@@ -61,7 +62,7 @@ class Connection:
         self._writer.transport.abort()
 
     async def piece(self, question: frames.SendPiece) -> bytes:
-        """Raises OSError or TimeoutError."""
+        """Requests a piece and returns its bytes. Raises OSError or TimeoutError."""
         self._is_for_piece = True
         async with asyncio.timeout(PIECE_WITHIN_S):
             announced = await self.ask(question, frames.Piece)
@@ -80,7 +81,7 @@ class Connection:
 
 class Peers:
     def __init__(self, way: Way, hosts: Callable[[], frozenset[str]]) -> None:
-        """`hosts` are the other hosts of the run now."""
+        """`hosts` returns the current other hosts of the run."""
         self._way = way
         self._idle: dict[str, list[Connection]] = {}
         self._settling: dict[asyncio.Task[None], Connection] = {}
@@ -88,12 +89,12 @@ class Peers:
 
     @property
     def is_idle(self) -> bool:
-        """No abandoned question waits for its answer."""
+        """Whether no abandoned request waits for its answer."""
         return not self._settling
 
     @contextlib.asynccontextmanager
     async def connection(self, host: str) -> AsyncIterator[Connection]:
-        """Raises OSError or TimeoutError."""
+        """Yields an idle or a new connection to the host. Raises OSError or TimeoutError."""
         idle = self._idle.setdefault(host, [])
         while idle and idle[-1].reader.at_eof():
             idle.pop().abort()

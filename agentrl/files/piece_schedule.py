@@ -1,11 +1,12 @@
-"""Chooses which piece is asked of which host next, so that the host that wrote a file sends each piece about once.
+"""Chooses which piece to request from which host next, so that the host that wrote a file sends each piece about once.
 
-Hosts that get the same file share it out: each takes its own share from those that have all of it, and the other shares
-from the hosts that took them. Nobody directs this: every host computes the same shares from what the others report.
+Hosts that get the same file divide it: each takes its own share from hosts that have the whole file, and the other
+shares from the hosts that took them. There is no leader: every host computes the same shares from the reports of the
+others.
 
 Invariants:
-- A piece is asked only of a host that has it, and of one host at a time.
-- A host that has the whole file is asked only for pieces that no host which is still getting it could pass on.
+- A piece is requested only from a host that has it, and from one host at a time.
+- A host that has the whole file is asked only for pieces that no unfinished host has.
 - The origin, which wrote the file, is asked only for pieces that no other host has.
 - A host that has its own share takes over the pieces of others that they have not asked for yet.
 
@@ -19,11 +20,11 @@ from typing import NamedTuple
 
 
 class Source(NamedTuple):
-    """What another host reports of a file, and how many more requests it may get from here now."""
+    """The report of another host about a file, and how many more requests it may get from this host now."""
 
     have: int = 0
     asked: int = 0
-    """Pieces that it is about to get itself."""
+    """The pieces that it has requested itself."""
     whole: bool = False
     origin: bool = False
     free: int = 1
@@ -35,7 +36,8 @@ class Request(NamedTuple):
 
 
 def next_requests(here: str, have: int, asked: int, count: int, sources: Mapping[str, Source]) -> list[Request]:
-    """`have` and `asked` are those of this host. Sources that failed are not among `sources`."""
+    """The requests to send now. `have` and `asked` describe this host. `sources` must not contain sources that
+    failed."""
     needed = ((1 << count) - 1) & ~have & ~asked
     getting = sorted({here} | {name for name, source in sources.items() if not source.whole})
     position = getting.index(here)
@@ -51,7 +53,7 @@ def next_requests(here: str, have: int, asked: int, count: int, sources: Mapping
     ):
         free = {name: source.free for name, source in group.items()}
         while turn := [name for name, left in sorted(free.items()) if left > 0]:
-            # Each host begins with another source, so that not all of them ask the same one first.
+            # Each host begins with a different source, so that they do not all ask the same one first.
             for name in turn[position % len(turn) :] + turn[: position % len(turn)]:
                 piece = _choose(needed & group[name].have & allowed, theirs, count, position, len(getting), group[name])
                 if piece is None:
@@ -70,13 +72,13 @@ def _choose(candidates: int, theirs: int, count: int, position: int, hosts: int,
     own = next((piece for piece in _bits(candidates) if piece % hosts == position), None)
     if own is not None:
         return own
-    # Its owner asks for the lowest piece next, and each of the others takes over a different one.
+    # The owner of a share requests its lowest piece next, so each other host takes over a different piece.
     left = list(_bits(candidates & ~theirs))
     return left[-1 - position * len(left) // (2 * hosts)] if left else None
 
 
 def _rotated(bitmap: int, count: int, first: int) -> Iterator[int]:
-    """Its pieces from the first one on, then those before it."""
+    """The pieces of the bitmap from `first` on, then those before it."""
     yield from (first + piece for piece in _bits(bitmap >> first))
     yield from _bits(bitmap & ((1 << first) - 1))
 

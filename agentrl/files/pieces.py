@@ -1,11 +1,11 @@
 """How a file is cut into pieces, and the hashes by which the pieces are checked one by one.
 
-A byte is hashed once, with its piece; the name of the content is the hash of these hashes. So the pieces of one file
-are hashed by several threads, and a reader that checks each piece has checked the file.
+Each byte is hashed once, with its piece; the name of the content is the hash of these hashes. So several threads can
+hash the pieces of one file, and a reader that checks each piece has checked the file.
 
 Invariants:
 - The size of a piece follows from the size of the file, so that a list of hashes never has more than MOST_PIECES.
-- A list of another length than the size of the file demands is never used.
+- A list of hashes whose length does not fit the size of the file is never used.
 - `read_checked` passes on no byte whose piece it has not checked.
 """
 
@@ -21,15 +21,15 @@ from pathlib import Path
 import msgspec
 
 SMALLEST_BYTES = 4 << 20
-"""Large enough that a request costs little beside its piece."""
+"""So large that the cost of a request is small compared with its piece."""
 MOST_PIECES = 1024
 MOST_THREADS = 8
 Take = Callable[[int, memoryview], None]
-"""Gets a place in the file and the bytes from there on, which are valid during the call only."""
+"""Called with an offset in the file and the bytes from there on, which are valid only during the call."""
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a file must contain."""
+    """The size and the hashes of a file's content."""
 
     bytes: int
     blake2b: str
@@ -38,7 +38,7 @@ class Content(msgspec.Struct, frozen=True):
     """The hash of each piece."""
 
     def problem(self) -> str:
-        """Empty, or why no host can be asked for it."""
+        """Why no host can be asked for it; empty if one can."""
         if self.bytes < 0 or not _is_hash(self.blake2b, 128):
             return "its size or its hash is no size or hash"
         wanted = piece_count(self.bytes)
@@ -48,7 +48,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 def piece_bytes(size: int) -> int:
-    """Of every piece but the last one."""
+    """The size of every piece except the last one."""
     wanted = SMALLEST_BYTES
     while wanted * MOST_PIECES < size:
         wanted *= 2
@@ -60,13 +60,13 @@ def piece_count(size: int) -> int:
 
 
 def piece_range(size: int, number: int) -> tuple[int, int]:
-    """Where the piece begins, and its length."""
+    """The offset and the length of the piece."""
     each = piece_bytes(size)
     return number * each, min(each, size - number * each)
 
 
 class PieceHash:
-    """Of one piece, whose bytes come in order."""
+    """The hash of one piece, whose bytes come in order."""
 
     def __init__(self) -> None:
         self._found = hashlib.blake2b(digest_size=16)
@@ -90,7 +90,8 @@ def content_of_pieces(size: int, hashes: Iterable[str]) -> Content:
 
 
 class ContentHash:
-    """The content of a file of known size whose bytes come in order, so that a writer need not read it again."""
+    """Computes the content of a file of known size while its bytes are written in order, so that the file need not be
+    read again."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -109,19 +110,19 @@ class ContentHash:
                 self._end_piece()
 
     def content(self) -> Content:
-        """Of all bytes, which are as many as were announced."""
+        """The content of all bytes. Call it after exactly the announced number of bytes."""
         return content_of_pieces(self._size, self._pieces)
 
     def _end_piece(self) -> None:
         self._pieces.append(self._piece.text())
         self._piece = PieceHash()
         number = len(self._pieces)
-        # More bytes than announced stay in a piece that never ends.
+        # Surplus bytes go into a piece that never ends.
         self._left = piece_range(self._size, number)[1] if number < piece_count(self._size) else self._size + 1
 
 
 def content_of(file: Path) -> Content:
-    """Of a file as it is now; it is read once. Raises OSError."""
+    """The content of a file as it is now; reads it once. Raises OSError."""
     size = file.stat().st_size
     hashes = [""] * piece_count(size)
 
@@ -139,8 +140,8 @@ def is_content(file: Path, content: Content) -> bool:
 
 
 def read_checked(file: Path, content: Content, take: Take = lambda at, data: None, *, until: int | None = None) -> bool:
-    """Whether a file of the right size has this content. `take` gets the pieces that are right, each once and in any
-    order, from several threads at a time. `until`: nothing is read of later pieces. Raises OSError."""
+    """Whether a file of the right size has this content. `take` is called with each correct piece, once, in any order
+    and from several threads at a time. `until`: pieces after this offset are not read. Raises OSError."""
     if content.bytes and not content.pieces:
         return _read_without_pieces(file, content, take)
     each = piece_bytes(content.bytes)
@@ -157,7 +158,8 @@ def read_checked(file: Path, content: Content, take: Take = lambda at, data: Non
 
 
 def read_start(file: Path, content: Content, length: int) -> bytes:
-    """The first bytes of a file, checked like the others. Raises ValueError if they are others, or OSError."""
+    """The first bytes of a file, checked by their hash. Raises ValueError if they are not the expected ones, or
+    OSError."""
     size, found = file.stat().st_size, bytearray(length)
 
     def keep(at: int, data: memoryview) -> None:
@@ -169,19 +171,20 @@ def read_start(file: Path, content: Content, length: int) -> bytes:
 
 
 def threads() -> int:
-    """For work on the pieces of files."""
+    """The number of threads for work on the pieces of a file."""
     return min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _read_pieces(file: Path, size: int, act: Callable[[int, memoryview], bool], first: int | None = None) -> bool:
-    """Reads all pieces, or the first ones, until `act` returns False for one of them. Raises OSError, also if the file
-    became shorter."""
+    """Reads all pieces, or the first ones, until `act` returns False for one of them. Raises OSError, even if the file
+    only became shorter."""
     numbers, stopped = itertools.count(), False
     count = piece_count(size) if first is None else min(first, piece_count(size))
 
     def work(descriptor: int) -> None:
         nonlocal stopped
-        # One for all pieces of the thread: what is in it is hashed and used while the processor has it at hand.
+        # One buffer for all pieces of the thread, so that its bytes are hashed and used while they are in the
+        # processor's cache.
         buffer = memoryview(bytearray(min(size, piece_bytes(size))))
         while not stopped and (number := next(numbers)) < count:
             at, length = piece_range(size, number)
@@ -209,7 +212,7 @@ def _read_into(descriptor: int, target: memoryview, at: int, file: Path) -> None
 
 
 def _read_without_pieces(file: Path, content: Content, take: Take) -> bool:
-    """What an earlier version of the program has described: by one hash of all bytes."""
+    """Checks a content that an earlier version of agentrl described by one hash of all bytes."""
     data = file.read_bytes()
     if hashlib.blake2b(data).hexdigest() != content.blake2b:
         return False

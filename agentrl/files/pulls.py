@@ -1,9 +1,9 @@
 """Gets one file from the other hosts, piece by piece.
 
 Invariants:
-- A piece is written only if it has its hash; a host that sends another one gets no more requests for this file.
-- What is written stays there if the pull ends early, and the next one goes on from it.
-- A pull ends: with the file, or with the reason once no host has sent a piece for a while.
+- A piece is written only if its hash is right; a host that sends a wrong piece gets no more requests for this file.
+- If a pull ends early, the pieces that it wrote stay, and the next pull continues from them.
+- Every pull ends: with the file, or with the reason after no host has sent a piece for a while.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from agentrl.files.pieces import Content, piece_count, piece_hash, piece_range
 
 log = logging.getLogger("files")
 AT_ONCE = 2
-"""Requests to one host, so that the next piece is on its way while one is checked."""
+"""Concurrent requests to one host, so that the next piece is on its way while one is checked."""
 WITHOUT_A_PIECE_S = 30.0
 WITHOUT_A_SOURCE_S = 4.0
-"""Then no host that answers has a missing piece, and waiting would keep an engine from a newer version."""
+"""A pull fails after this time without a host that answers and has a missing piece, because waiting would keep an
+engine from a newer version."""
 AGAIN_S = 1.0
 ANSWERS_WITHIN_S = 3.0
-"""A host answers what it has at the latest after this time, also if nothing changed."""
+"""A host reports its pieces after this time at the latest, even if nothing changed."""
 
 
 class Pull:
-    """`on_change` is called when what this host has or asks for changed."""
+    """The transfer of one file. `on_change` is called when the pieces that this host has or requests have changed."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Pull:
         self.part: Path | None = None
         self.have = self.asked = self.revision = 0
         self.got: Counter[str] = Counter()
-        """Pieces, by the host that sent them."""
+        """The number of pieces by the host that sent them."""
         self._here = here
         self._cache = cache
         self._peers = peers
@@ -61,7 +62,7 @@ class Pull:
         self._there: dict[str, frames.There] = {}
         self._open: Counter[str] = Counter()
         self._not_before: dict[str, float] = {}
-        """Until when a host that failed is not asked."""
+        """Hosts that failed, each with the time until which it gets no requests."""
         self._why: dict[str, str] = {}
         self._wrong: set[str] = set()
         self._news = asyncio.Event()
@@ -74,7 +75,7 @@ class Pull:
         return ", ".join(f"{number} pieces from {host}" for host, number in sorted(self.got.items()))
 
     async def run(self) -> Path:
-        """Raises FilesError."""
+        """Gets the file and returns its path. Raises FilesError."""
         part, left = self._cache.begin(self.content)
         self.part = part
         try:
@@ -94,7 +95,7 @@ class Pull:
         finally:
             self._cache.left(self.content)
 
-    # ---- what the others have ----
+    # ---- the pieces of other hosts ----
 
     async def _watch_all(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -192,7 +193,7 @@ class Pull:
             self._news.set()
 
     def _written(self, part: Path, number: int, data: bytes) -> bool:
-        """Raises FilesError if the disk takes no more."""
+        """Writes a correct piece. Raises FilesError if the disk cannot take it."""
         if piece_hash(data) != self.content.pieces[number]:
             return False
         try:
@@ -219,7 +220,7 @@ class Pull:
 
 
 def first_of(failed: BaseException) -> BaseException:
-    """The error of the task that ended its group."""
+    """The error of the task that ended the task group."""
     while isinstance(failed, BaseExceptionGroup):
         failed = failed.exceptions[0]
     return failed

@@ -1,8 +1,8 @@
 """The files of this host that other hosts of the run may read.
 
-Invariants: they are what a trainer here wrote (the model that it built, weights, checkpoints and the reference, in the
-run's directory), and what was listed for units of other hosts since this process started; no path leads out of these
-directories, also by no link.
+Invariants: these are the files that a trainer here wrote (the model that it built, weights, checkpoints and the
+reference, in the run's directory), and the files that were listed for units of other hosts since this process started.
+No path, not even through a link, leads out of these directories.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from agentrl.files.pieces import Content, piece_range
 
 WRITTEN = ("weights", "checkpoints", "reference", "model")
-"""Directories of the run's directory."""
+"""Directories within the run's directory."""
 
 
 class Sources:
@@ -23,11 +23,11 @@ class Sources:
         self._listed: dict[str, Path] = {}
 
     def list(self, files: Mapping[str, Content]) -> None:
-        """From now on other hosts may read these, by absolute path."""
+        """Lets other hosts read these files, which are given by absolute path."""
         self._listed |= {content.blake2b: Path(path) for path, content in files.items()}
 
     def find(self, path: str, content: Content) -> Path | None:
-        """The file that has this content by its name and size. The host that gets a piece checks its hash."""
+        """The file that has this content, judged by name and size. The host that gets a piece checks its hash."""
         listed = self._listed.get(content.blake2b)
         for found in filter(None, (listed, self._written(path))):
             try:
@@ -46,7 +46,7 @@ class Sources:
 
 
 def read_piece(file: Path, size: int, number: int) -> bytes:
-    """Raises OSError if there is none."""
+    """The bytes of a piece. Raises OSError if the file does not have it."""
     offset, length = piece_range(size, number)
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""How a unit gets the files of the run that its host does not have: through the file process of its host.
+"""The way in which a unit gets files of the run that its host does not have: through the file process of its host.
 
-Invariants: in a run on one host nothing is asked; what is there already is not asked for twice; what was brought stays
-while the unit needs it.
+Invariants: in a run on one host no request is made; files that are already here are not requested again; files that
+were brought stay while the unit needs them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from agentrl.http.run_hosts import FILES, way
 
 AGAIN_S = 0.5
 CONNECT_WITHIN_S = 30.0
-"""The file process may be starting."""
+"""This long, because the file process may still be starting."""
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 def socket_for_hosts(tunnel: Path) -> Path:
-    """To which the tunnel connects other hosts."""
+    """The socket to which the tunnel connects other hosts."""
     return tunnel.with_name(f"{tunnel.stem}-{FILES}.sock")
 
 
@@ -37,19 +37,19 @@ def socket_for_units(tunnel: Path) -> Path:
 
 
 class UnitFiles:
-    """Used by one task at a time."""
+    """The files of one unit. Used by one task at a time."""
 
     def __init__(self, tunnel: Path | None, *, report: Callable[[str], None] = lambda sentence: None) -> None:
-        """`report` gets a sentence while something is on its way. Without a tunnel the run is on one host."""
+        """`report` gets a sentence while files are being transferred. Without a tunnel the run is on one host."""
         self._socket = None if tunnel is None else socket_for_units(tunnel)
         self._report = report
         self._lock = asyncio.Lock()
         self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._brought: dict[str, dict[str, Content]] = {}
         self._let_go: dict[str, dict[str, Content]] = {}
-        """What was brought over a connection that ended, with which the file process let go of it."""
+        """Files that were brought over a connection that ended. With the end the file process stopped holding them."""
         self.share = 1.0
-        """How much of what is on its way has come."""
+        """The share of the current transfer that is done."""
 
     @classmethod
     def of_this_unit(cls, report: Callable[[str], None] = lambda sentence: None) -> UnitFiles:
@@ -63,12 +63,12 @@ class UnitFiles:
     async def bring(
         self, directory: str, files: Mapping[str, Content], deltas: Mapping[str, Delta] | None = None
     ) -> None:
-        """Raises FilesError, or WrongListError if asking again will not help."""
+        """Gets these files into the directory. Raises FilesError, or WrongListError if asking again will not help."""
         if self._socket is None or self._brought.get(directory) == files:
             return
         self._let_go.pop(directory, None)
         while self._let_go:
-            # It is still needed, and mostly still there.
+            # These files are still needed, and usually still exist.
             other, held = self._let_go.popitem()
             with contextlib.suppress(FilesError):
                 await self._bring(other, held)
@@ -81,7 +81,7 @@ class UnitFiles:
         self._brought[directory] = files
 
     async def keep(self, directories: Iterable[str]) -> None:
-        """The others that were brought may go."""
+        """Lets the file process remove the files of all other directories."""
         kept = set(directories)
         self._let_go = {directory: files for directory, files in self._let_go.items() if directory in kept}
         if not self._brought.keys() - kept or self._ends is None:
