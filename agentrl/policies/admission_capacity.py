@@ -3,7 +3,7 @@
 Invariants:
 - the formula is stateless (every number is counted, none accumulated), so a process that dies holds no capacity;
 - capacity is granted to whole groups and in order, so small groups never starve a large one;
-- with `batch = groups * largest group` a batch that lacks a group always leaves room to admit one.
+- if `batch` is groups * largest group, there is always room to admit a group that a batch still lacks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Counts:
 
 
 def batch_records(groups: int, sizes: Iterable[int]) -> int:
-    """The records of a step, with the largest size counted for all groups."""
+    """The records of a step if every group had the largest size."""
     return groups * max(sizes)
 
 
@@ -69,14 +69,14 @@ def capacity(plan: Plan, counts: Counts) -> int:
 
 
 def largest_group(plan: Plan, n: int) -> int:
-    """The records of the largest group for which a batch that lacks a group always leaves room, also if its other
-    groups are as large. `n`: of a usual group."""
+    """The size of the largest group that there is always room to admit while a batch lacks a group, even if all groups
+    of the batch have this size. `n`: the size of a usual group."""
     return max(n, min(plan.max_concurrent, plan.ahead * n // plan.batch))
 
 
 def granted(waiting: Iterable[tuple[int, int]]) -> int:
-    """How many of the waiting groups, in their order, are admitted now; each is given by the room of its bound and its
-    size. A group that must wait is not overtaken, or a stricter bound would never be served."""
+    """How many of the waiting groups, in their order, are admitted now. Each pair is the room under its bound and the
+    size of a group. A group that must wait is not overtaken, or a stricter bound would never be served."""
     taken = number = 0
     for room, size in waiting:
         if taken + size > room:
@@ -87,8 +87,8 @@ def granted(waiting: Iterable[tuple[int, int]]) -> int:
 
 
 def groups_on_trial(size: int, counts: Counts, waited_s: float) -> int:
-    """How many groups of this size are admitted during a hold: a few, once those before them have ended. `waited_s`:
-    since the last admission."""
+    """How many groups of this size are admitted during a hold: a few, and only after the groups before them have ended.
+    `waited_s`: the time since the last admission."""
     if counts.in_flight or waited_s < TRIED_EVERY_S:
         return 0
     return math.ceil(TRIED / size)

@@ -31,12 +31,12 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Overlong:
-    """Takes from the score of a record that generated almost too many tokens."""
+    """Reduces the score of a record that generated almost too many tokens."""
 
     begins: int
-    """Tokens up to which nothing is taken."""
+    """Up to this many tokens there is no penalty."""
     full: int
-    """Tokens from which on the whole penalty is taken; between the two it grows evenly."""
+    """From this many tokens on the whole penalty applies; between the two it grows linearly."""
     penalty: float
 
     def __post_init__(self) -> None:
@@ -60,8 +60,8 @@ def shaped(
     tokens: Sequence[int] = (),
     overlong: Overlong | None = None,
 ) -> list[float]:
-    """The scores that the baseline is computed from. Turns are compared among right and wrong answers, and whether one
-    is right does not depend on its length. `tokens` are needed with `overlong`."""
+    """The scores that the baseline is computed from. Turns are compared among right answers and among wrong answers;
+    the penalty for length does not change which answers are right. `overlong` needs `tokens`."""
     found = list(scores)
     if spread:
         bonus = turn_bonus(turns, [score > RIGHT_SCORE for score in scores], spread)
@@ -97,7 +97,7 @@ def baseline_of(scores: Sequence[float]) -> Baseline | None:
 
 
 def advantage_of(score: float, baseline: Baseline, estimator: Estimator, *, divide_by_std: bool = True) -> float:
-    """`divide_by_std` applies to GRPO only. For a critic: the score itself."""
+    """The advantage of a score. `divide_by_std` applies to GRPO only. With a critic, it is the score itself."""
     if estimator == "gae":
         return score
     above = score - baseline.mean
@@ -133,8 +133,8 @@ def normalized(records: Sequence[Trained]) -> list[float]:
 
 
 def balanced(records: Sequence[Trained]) -> list[float]:
-    """Advantages whose positive and negative sums over the trained tokens are equal, in input order: those of the side
-    with the larger sum shrink. A batch with one side only is unchanged."""
+    """Advantages whose positive and negative sums over the trained tokens are equal, in input order: the side with the
+    larger sum is scaled down. A batch with only one sign is unchanged."""
     up = math.fsum(record.advantage * record.tokens for record in records if record.advantage > 0)
     down = -math.fsum(record.advantage * record.tokens for record in records if record.advantage < 0)
     if not up or not down:

@@ -3,7 +3,7 @@
 Invariants:
 - the oldest admitted group goes first, not the first finished one; groups are never split;
 - a record past the bound never trains, and its group trains without it;
-- forks beyond their share do not train: their groups train without them, or wait if they are forks alone;
+- forks beyond their share do not train: their groups train without them, or wait if they consist of forks only;
 - a group that can never train leaves `ready` immediately, also while there are too few groups for a step: otherwise it
   would hold capacity of admission forever;
 - every decision is a step, a wait with its reason, or the end.
@@ -25,7 +25,7 @@ class ReadyRecord:
 
     record: str
     age: int
-    """From its oldest trained token to the version that the step would start from."""
+    """In publications: from the version of its oldest trained token to the version that the step would start from."""
     intervened: bool = False
     """An operator chose it: it is a fork."""
 
@@ -64,7 +64,7 @@ class Wanted:
 class Situation:
     ready: Sequence[ReadyGroup]
     under_way: Sequence[UnderWay] = ()
-    """Without late records of closed groups: those will not train, so nothing waits for them."""
+    """Excludes late records of closed groups: they will not train, so nothing waits for them."""
     publishes: bool = True
     """Whether a version is published after this Step."""
     waited_s: float = 0.0
@@ -88,7 +88,7 @@ class Cut:
     flat: tuple[ReadyGroup, ...]
     """Without signal."""
     stale_records: Mapping[str, tuple[str, ...]]
-    """Mask 0, by the Task that trains on without them."""
+    """Records with mask 0, by Task; the rest of the Task trains."""
     stale_groups: tuple[str, ...]
     """Tasks with no trainable record left: next round, or dead."""
 
@@ -98,17 +98,17 @@ class Decision:
     act: Literal["step", "wait", "end", "bury"]
     why: str
     groups: tuple[ReadyGroup, ...] = ()
-    """Of a Step: what trains. A Step of none commits as empty."""
+    """For a Step: the groups that train. A Step without groups commits as empty."""
     filtered: tuple[str, ...] = ()
-    """Of a Step: Tasks without signal that it consumes."""
+    """For a Step: Tasks without signal that it consumes."""
     stale_records: tuple[str, ...] = ()
-    """Of a Step: members of its groups that do not train with it."""
+    """For a Step: members of its groups that do not train with it."""
     stale_groups: tuple[str, ...] = ()
-    """Tasks that leave `ready` now, whatever the act."""
+    """Tasks that leave `ready` now, whatever the decision is."""
     poison: tuple[str, ...] = ()
-    """Of a burial: Tasks that are proven to end trainers."""
+    """For a burial: Tasks that are proven to end trainers."""
     held: bool = False
-    """Of a wait: a Step could be taken, and is held back for records under way."""
+    """For a wait: a Step could be taken, and is held back for records under way."""
 
 
 def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
@@ -150,8 +150,8 @@ def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
 
 
 def _within_share(left: Cut, now: Situation, wanted: Wanted) -> tuple[Cut, int]:
-    """The next step without the forks that are too many for it, and how many groups wait because they are forks alone.
-    One that is all there is does not wait, because it holds the capacity that other groups need."""
+    """The next step without the forks beyond their share, and how many groups wait because they consist of forks only.
+    If there is no other group, the first of them trains one fork, because it holds capacity that other groups need."""
     if not any(record.intervened for group in left.fresh for record in group.records):
         return left, 0
     fresh, alone = list(left.fresh), list[ReadyGroup]()
@@ -159,7 +159,7 @@ def _within_share(left: Cut, now: Situation, wanted: Wanted) -> tuple[Cut, int]:
         step = _limited(fresh[: wanted.groups], now, wanted)
         if all(kept.records for kept in step):
             break
-        # Others take their places, which changes how many forks there may be.
+        # Other groups take their places, which changes how many forks the step may have.
         alone += [group for group, kept in zip(fresh, step, strict=False) if not kept.records]
         fresh = [group for group in fresh if group not in alone]
     if alone and not fresh and wanted.intervened_share > 0:
@@ -174,7 +174,7 @@ def _within_share(left: Cut, now: Situation, wanted: Wanted) -> tuple[Cut, int]:
 
 
 def _limited(groups: Sequence[ReadyGroup], now: Situation, wanted: Wanted) -> list[ReadyGroup]:
-    """The groups of a step, each without the forks that are too many."""
+    """The groups of a step, each without its forks beyond the share."""
     forks = [[record for record in group.records if record.intervened] for group in groups]
     allowed = fork_rules.limited(
         [(len(group.records), len(of)) for group, of in zip(groups, forks, strict=True)],

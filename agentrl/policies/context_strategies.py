@@ -1,8 +1,8 @@
 """What a conversation that is too long for its context leaves out. Pure: segments of tokens in, segments out.
 
-Invariants: the first prompt stays, and so do the last turn and its results; tokens that the model sampled stay as they
-are or go as a whole turn, together with the results that they caused, so that the conversation stays one that the
-template could have written; what was removed is counted.
+Invariants: the first prompt stays, and so do the last turn and its results. A turn that the model sampled stays
+unchanged or is removed as a whole, together with the results of its calls, so the template could have written the
+conversation that is left. What was removed is counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Segment:
     texts: Sequence[str] = ()
     """The results of tools, or the message of the user."""
     calls: Sequence[Any] = ()
-    """The calls of the turn that it follows."""
+    """The calls of the turn before it."""
     ended: bool = True
     """False if that turn was cut off."""
     shortened: bool = False
@@ -42,7 +42,8 @@ class Edited:
 Shorten = Callable[[Segment], Segment]
 """The results of a turn in a few tokens."""
 Strategy = Callable[[Sequence[Segment], int, int, Shorten], Edited]
-"""Of the segments, the tokens that they should have at most, the turns to keep, and how results are shortened."""
+"""Arguments: the segments, the most tokens that they should have, the turns to keep, and a function that shortens
+results."""
 _strategies: dict[str, Strategy] = {}
 
 
@@ -64,7 +65,8 @@ def length(segments: Sequence[Segment]) -> int:
 
 @register_strategy("discard_tool_results")
 def discard_tool_results(segments: Sequence[Segment], most: int, keep: int, shorten: Shorten) -> Edited:
-    """All results but those of the last `keep` turns that have any, at once: each edit is a branch."""
+    """Removes all results except those of the last `keep` turns that have any. It removes them together, because each
+    edit is a branch."""
     places = [number for number, segment in enumerate(segments) if segment.kind == "results"]
     found, removed = list(segments), 0
     for place in places[: max(len(places) - keep, 0)]:
@@ -76,7 +78,8 @@ def discard_tool_results(segments: Sequence[Segment], most: int, keep: int, shor
 
 @register_strategy("sliding_window")
 def sliding_window(segments: Sequence[Segment], most: int, keep: int, shorten: Shorten) -> Edited:
-    """The oldest turns, until the rest has half of what fits: so that the next edit is not needed at once."""
+    """Removes the oldest turns until the rest has half of the tokens that fit, so that the next edit is not needed
+    soon."""
     turns = [number for number, segment in enumerate(segments) if segment.kind == "model"]
     found, gone = list(segments), 0
     while len(turns) - gone > keep and length(found) > most // 2:

@@ -1,6 +1,7 @@
 """When the disk is too full to continue sampling.
 
-Invariants: sampling resumes at a higher limit than it stops at, so that it does not flutter; the reason names the disk.
+Invariants: sampling resumes only when there is more free space than where it stopped, so it does not stop and start in
+quick succession; the reason names the disk.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 RESUMES_AT = 1.25
-"""Times the reserve, as free bytes."""
+"""Sampling resumes when the free bytes are this many times the reserve."""
 
 
 def reason(free_bytes: Mapping[str, int], reserve_bytes: int, *, braked: bool) -> str:

@@ -7,7 +7,7 @@ Invariants:
 - A base that trained, or whose failure was not the infrastructure's, is never repaired.
 - What a person wrote never repairs, and neither does a success that was chosen among failures.
 - A fork of a held-out task never trains.
-- A group of forks can be admitted and can close, or there is none.
+- A group of forks that could not be admitted or could not close is never made.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class ForkCase:
     """What the decision depends on."""
 
     status: RecordStatus
-    """Of the base."""
+    """The status of the base."""
     purpose: str
     outcome_class: str = ""
     fault: str = ""
     """Whose fault the replay shows; empty without a replay."""
     verdict: str = ""
-    """Of the replay."""
+    """The verdict of the replay."""
     task_status: TaskStatus
     same_round: bool = True
     """The task has not gone on to another round."""
     step: str = ""
-    """The step that the base stands in, also if it was rolled back since."""
+    """The step that has the base, even if that step was rolled back since."""
     edited: bool = False
     seat_taken_by: str = ""
     """A later attempt at the seat that has ended."""
@@ -133,8 +133,8 @@ def _why_not_repaired(case: ForkCase) -> str:
 def rebuilding_trunk(
     calls: Sequence[EarlierCall], effects: Mapping[str, Mapping[str, ToolEffect]]
 ) -> list[EarlierCall]:
-    """The tool calls of a trunk that run again to rebuild its sessions, in their order. `effects`: of the tools of
-    servers that keep state in a session, by server; calls of others do not run again."""
+    """The tool calls of a trunk that run again to rebuild its sessions, in their order. `effects`: by server, the
+    effects of the tools of servers that keep state in a session; calls of other servers do not run again."""
     return [call for call in _that_ran(calls, effects) if effect_of(effects[call.server], call.tool) == "session"]
 
 
@@ -142,7 +142,7 @@ def lost_with_session(
     calls: Sequence[EarlierCall], effects: Mapping[str, Mapping[str, ToolEffect]], replaced: str = ""
 ) -> list[EarlierCall]:
     """The calls of a trunk that would have to run again to rebuild its sessions, and may not, because they act outside.
-    `replaced`: the call of which the result is given."""
+    `replaced`: the call whose result the operator gives."""
     return [
         call
         for call in _that_ran(calls, effects)
@@ -155,10 +155,11 @@ def _that_ran(calls: Sequence[EarlierCall], effects: Mapping[str, Mapping[str, T
 
 
 def limited(groups: Sequence[tuple[int, int]], *, share: float, recent: int, recent_intervened: int) -> list[int]:
-    """How many forks of each group may train in a step. `groups`: records and forks among them, of all groups of the
-    step in their order. `recent`: records that the steps before trained, and how many of them were forks.
+    """How many forks of each group may train in a step. `groups`: for each group of the step, in order, the number of
+    records and how many of them are forks. `recent`: the number of records that the steps before trained;
+    `recent_intervened`: how many of them were forks.
 
-    A step of records with few steps before it may always train one fork, or a small batch could never train any.
+    One fork may train if few records trained before; otherwise a small batch could never train any.
     """
     usual = recent - recent_intervened + sum(size - forks for size, forks in groups)
     # Forks that do not train are no records of the step, so they make no room for others.

@@ -1,7 +1,7 @@
 """Which records may train, by the age of their oldest trained token.
 
-Invariants: under `drop` and `wait` nothing past the bound trains, under `decay` nothing past the hard bound; the bounds
-of a decayed ratio come from given ages or times, never from a clock.
+Invariants: under `drop` and `wait` nothing past the bound trains; under `decay` nothing past the hard bound trains; the
+bounds of a decayed ratio are computed from given ages or times, never from a clock.
 """
 
 from __future__ import annotations

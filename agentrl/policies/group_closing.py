@@ -1,11 +1,11 @@
 """Closing a group: when it may close, which members train, and whether the group has signal.
 
 Invariants:
-- infrastructure failures are in no baseline;
+- no baseline includes an infrastructure failure;
 - the baseline covers all validly scored members, including those that are capped or do not train;
 - a group with fewer valid members than required trains none of them;
-- a group has signal only if one of its records trains with an advantage other than 0, or a critic has yet to say with
-  which.
+- a group has signal only if one of its records trains with an advantage other than 0, or if a critic will compute the
+  advantages later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GroupRule:
     """Spread between best and worst of what the number of turns adds to the scores; 0 turns it off."""
     overlong: Overlong | None = None
     overlong_tokens: tuple[int, int] = (0, 0)
-    """Over which a penalty grows, whether there is one now or not."""
+    """The range of tokens over which a penalty for long records grows, whether or not a penalty is set now."""
     turn_discount: float = 1.0
     """What a reward one turn later is worth, if scorers give rewards to turns."""
 
@@ -56,7 +56,7 @@ class GroupRule:
         return found | {_PENALTY: 0.0 if self.overlong is None else self.overlong.penalty}
 
     def with_kept(self, settings: Mapping[str, float | bool | str]) -> GroupRule:
-        """With these settings. Raises ConfigError if a penalty for long records has no tokens to grow over."""
+        """The rule with these settings. Raises ConfigError if a penalty for long records has no range of tokens."""
         same = {name: settings[name] for name in KEPT if name in settings}
         penalty = settings.get(_PENALTY)
         if penalty is None:
@@ -64,13 +64,13 @@ class GroupRule:
         return replace(self, **same, overlong=self.penalty_of(float(penalty)))  # type: ignore[arg-type]
 
     def of_group(self, kept: Mapping[str, float | bool | str]) -> GroupRule:
-        """The rule of a group with what it kept; the same rule if it kept nothing. Without the penalty that it kept if
-        the run file does not say any more over which tokens: a group must close all the same."""
+        """The rule with the settings that a group kept; the same rule if it kept none. A kept penalty is left out if
+        the run file no longer gives its range of tokens, because the group must close anyway."""
         begins, full = self.overlong_tokens
         return self.with_kept({**kept, _PENALTY: 0.0} if begins >= full and kept.get(_PENALTY) else kept)
 
     def penalty_of(self, penalty: float) -> Overlong | None:
-        """For long records. Raises ConfigError if it has no tokens to grow over."""
+        """The penalty for long records. Raises ConfigError if it has no range of tokens."""
         begins, full = self.overlong_tokens
         return Overlong(begins, full, penalty) if penalty else None
 
@@ -104,7 +104,7 @@ class Share:
     """What a record trains with. It does not train if the advantage is None."""
 
     advantage: float | None
-    """With a critic: its score, which may have been shaped."""
+    """With a critic: the score of the record, possibly shaped."""
     capped: bool = False
     """Its advantage stays at or below 0 after any later normalization."""
     turns: tuple[float, ...] = ()
@@ -123,7 +123,7 @@ class Closed:
 
 
 def seat_settled(latest: RecordStatus, *, may_redraw: bool) -> bool:
-    """Whether a seat is done: its latest attempt is scored, or it ended otherwise and may not be redrawn."""
+    """Whether a seat is done: its latest attempt is scored, or ended otherwise and may not be redrawn."""
     if latest in REDRAWN:
         return not may_redraw
     return latest in (RecordStatus.SCORED, RecordStatus.UNSCORABLE)
@@ -214,7 +214,7 @@ def _share(member: Member, score: float, turns: Sequence[float], baseline: Basel
     advantage = advantage_of(score, baseline, rule.estimator, divide_by_std=rule.divide_by_std)
     capped = outcomes.capped(member.kind, rule.limits) or (rule.cap_malformed and member.malformed)
     if rule.estimator == "gae":
-        # A score is no advantage: those of a critic are capped when it has given them.
+        # With a critic these are scores. Its advantages are capped after it has computed them.
         return Share(advantage, capped, tuple(turns))
     right = member.score is not None and member.score > RIGHT_SCORE
 

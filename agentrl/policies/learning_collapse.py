@@ -4,8 +4,8 @@ Invariants:
 - the reference is the best of the whole run, so a collapse does not become the new normal; for evaluations, the best on
   the same held-out tasks, because other tasks may be harder;
 - a fall counts in units of both margins of error together;
-- a fall of evaluation by 2 counts at once, one by 1.4 if two measurements in a row show it: the best of many
-  measurements is partly luck, so a healthy run often falls by 1.
+- a fall of an evaluation by 2 counts at once; a fall by 1.4 counts if two measurements in a row show it. The best of
+  many measurements is partly luck, so a healthy run often falls by 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LATELY = 10
 """Steps of one measurement of the reward."""
 AT_ONCE, CONFIRMED = 2.0, 1.4
 REWARDS_KEPT = LATELY + 1
-"""Measurements of the reward that a judgement needs: those of as many steps in a row."""
+"""How many measurements of the reward a judgement needs, one for each of as many steps in a row."""
 LOST_SHARE = 0.5
 """A fall of the reward counts only if this share of its best is lost: tasks of a dataset differ in difficulty."""
 SMALLEST_MARGIN = 1e-3
@@ -68,10 +68,10 @@ def reward_lately(rewards: Sequence[float], step: int) -> Measurement | None:
 
 
 def reward_collapse(best: Measurement, rewards: Sequence[Measurement]) -> float:
-    """Above 1 if the reward shows a collapse by itself. `rewards`: `reward_lately` of steps, oldest first.
+    """Above 1 if the reward alone shows a collapse. `rewards`: `reward_lately` of steps, oldest first.
 
-    Rewards vary with the tasks, so only a large fall counts, and only if two measurements show it that
-    have no step in common.
+    Rewards vary with the tasks, so only a large fall counts, and only if two measurements without a common step show
+    it.
     """
     now = rewards[-1] if rewards else None
     before = next((one for one in reversed(rewards) if now is not None and one.of <= now.of - LATELY), None)

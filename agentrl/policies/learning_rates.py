@@ -17,7 +17,7 @@ ScheduleKind = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Rises evenly over the first steps, then falls until the last one."""
+    """Rises linearly over the first steps, then falls until the last one."""
 
     kind: ScheduleKind = "constant"
     rise: int = 0

@@ -1,7 +1,7 @@
 """The settings of the policy loss: its form, clips, weights, masks, and how pairs are averaged.
 
 Invariants: a difference between two policies is never counted twice; a setting that the chosen form does not use is
-refused, so nothing is written down that has no effect.
+refused, so every setting in a run file has an effect.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticRule:
-    """What follows from the values of a critic."""
+    """How the values of a critic become advantages and a loss."""
 
     discount: float = 1.0
     """What a reward one token later is worth."""
@@ -121,13 +121,13 @@ class PolicyLoss:
     """Weight of the distance to the reference; its gradient is that of the KL to the reference."""
     reference_in: ReferenceIn = "loss"
     decay: Decay | None = None
-    """Instead of the clip: masks pairs whose π_θ/μ leaves bounds that tighten with the age of their version."""
+    """Replaces the clip: masks pairs whose π_θ/μ is outside of bounds that tighten with the age of their version."""
     aggregation: Aggregation = "token-mean"
     longest: int = 0
     """Only `dr-grpo`: the tokens of the longest possible record."""
     denominator: Counted = "all"
     critic: CriticRule | None = None
-    """Advantages are those of single tokens, from the values of a critic (GAE)."""
+    """If set, each token has its own advantage, from the values of a critic (GAE)."""
 
     def __post_init__(self) -> None:
         for contradiction in (*self._in_the_form(), *self._in_weights(), *self._in_the_mean()):

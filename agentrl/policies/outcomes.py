@@ -1,7 +1,7 @@
 """Why a record ended, and what follows from that. This is the only place that classifies outcomes.
 
 Invariants: every outcome has exactly one class; infrastructure failures never train and are in no baseline; an answer
-that could not be judged never scores 0.
+that could not be judged is never given the score 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ CALLED_AT_MOST = 2
 AROUND_A_TOOL_CALL_S = 100.0
 """Added to the times of the calls: waiting for a turn, for a server to return, and for the fresh session."""
 AROUND_A_DEADLINE_S = 60.0
-"""Added to the deadline of a model call or an episode, which ends itself: queues, a busy machine, reporting."""
+"""Added to the deadline of a model call or an episode, which ends by itself: time for queues, a busy machine,
+reporting."""
 
 
 class OutcomeClass(enum.StrEnum):
@@ -61,9 +62,10 @@ class Outcome(enum.StrEnum):
     TOOL_TIMEOUT = "tool_timeout"
     STORE_FAILED = "store_failed"
     EPISODE_TIMEOUT = "episode_timeout"
-    """Its deadline passed before the model generated a token, or the run counts no deadline as the policy's limit."""
+    """Its deadline passed before the model generated a token, or the run does not count a deadline as a limit of the
+    policy."""
     OTHER_MODEL_FAILED = "other_model_failed"
-    """Another model that the episode needs, such as a user that is simulated, did not answer for very long."""
+    """Another model that the episode needs, such as a simulated user, did not answer for a very long time."""
     LOOP_FAILED = "loop_failed"
     """The agent loop raised an error."""
     NOT_REPRODUCIBLE = "not_reproducible"
@@ -111,7 +113,8 @@ LimitRule = Literal["cap", "mask", "keep"]
 """How a record that ran into a limit trains: with an advantage of at most 0, not at all, or like any other."""
 
 Blame = Literal["policy", "infrastructure"]
-"""The cause that a tool declares for its crashes and timeouts, or the run for the deadlines of its episodes."""
+"""The cause that a tool declares for its crashes and timeouts, or that the run declares for the deadlines of its
+episodes."""
 
 Fault = Literal["", "policy", "infrastructure"]
 """The cause of a failed tool call; empty if it did not fail."""
@@ -129,7 +132,7 @@ def class_of(outcome: str) -> OutcomeClass:
 
 
 def in_baseline(kind: OutcomeClass) -> bool:
-    """Whether the score counts for the baseline of its group."""
+    """Whether the score is part of the baseline of its group."""
     return kind in (OutcomeClass.POLICY, OutcomeClass.LIMIT)
 
 
@@ -166,7 +169,7 @@ def tool_fault(
 
 
 def at_deadline(means: Blame, generated_tokens: int) -> Outcome:
-    """The outcome of an episode whose deadline passed. Without tokens there is nothing that the policy did."""
+    """The outcome of an episode whose deadline passed. Without tokens the policy did nothing that could be judged."""
     return Outcome.TIME_LIMIT if means == "policy" and generated_tokens else Outcome.EPISODE_TIMEOUT
 
 
@@ -176,7 +179,7 @@ def tool_call_within_s(limit_s: float) -> float:
 
 
 def longest_group_s(episode_s: float) -> float:
-    """The longest time of a group: every seat is redrawn."""
+    """The longest time that a group can take, if every seat is redrawn."""
     return episode_s * (1 + MAX_REDRAWS)
 
 
@@ -198,7 +201,7 @@ def valid_share(counts: Mapping[OutcomeClass, int]) -> float | None:
 
 
 def must_hold(counts: Mapping[OutcomeClass, int], *, threshold: float, least: int = 20) -> bool:
-    """Whether so many attempts fail for infrastructure that the rest would be a biased selection."""
+    """Whether so many attempts fail for infrastructure that the other attempts would be a biased selection."""
     share = valid_share(counts)
     return share is not None and _ended(counts) >= least and share < threshold
 

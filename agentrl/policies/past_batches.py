@@ -3,7 +3,7 @@
 Invariants:
 - Both sides are computed by the functions that close groups, make batches and choose rows, so a preview is what would
   have happened to these scores.
-- Scores are those that were given: what a policy would have become under other settings is nobody's to count.
+- Scores are the recorded ones: nothing here estimates how the policy would have learned under other settings.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class PastGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupChanges:
-    """Of the groups of the last batches."""
+    """What changes for the groups of the last batches."""
 
     groups: int
     records: int
-    """Those that train by the settings before or after."""
+    """Records that train with the settings before or after."""
     without_signal: int
-    """Groups, by the settings before."""
+    """Groups without signal with the settings before."""
     lost: int
-    """Groups that would have had no signal any more."""
+    """Groups that would have lost their signal."""
     gained: int
-    """Groups that would have had one."""
+    """Groups that would have gained a signal."""
     dropped: int
     """Records that would not have trained any more."""
     added: int
     changed: int
     """Records with another advantage."""
     turned: int
-    """Of these: with another sign."""
+    """Of these, records whose advantage has another sign."""
 
 
 def compare_groups(groups: Sequence[PastGroup], before: GroupRule, after: GroupRule) -> GroupChanges:
@@ -86,7 +86,7 @@ def _record(before: Closed, after: Closed, record: str) -> list[str]:
 
 
 def _trained(closed: Closed, record: str) -> Share | None:
-    """None if it trains nothing: a group without signal is in no batch."""
+    """None if the group trains nothing: a group without signal is in no batch."""
     share = closed.shares[record]
     return share if closed.signal and share.advantage is not None else None
 
@@ -98,7 +98,7 @@ def _differ(one: Share, other: Share) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BatchChanges:
-    """Of the advantages of the last batches."""
+    """What changes for the advantages of the last batches."""
 
     batches: int
     records: int
@@ -153,7 +153,7 @@ def _ratio(then: float, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepChanges:
-    """What the groups of the last steps are cut into, in the order of their admission."""
+    """The steps that the groups of the last steps would make, cut in the order of their admission."""
 
     groups: int
     without_signal: int
@@ -186,7 +186,7 @@ def _cut(signals: Sequence[bool], groups: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class WindowChanges:
-    """Of the rows of an environment that were measured."""
+    """What changes for the rows of an environment that have measurements."""
 
     rows: int
     hard: int

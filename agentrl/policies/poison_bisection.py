@@ -25,7 +25,7 @@ class Death(NamedTuple):
     order: float
     """Its time, in the same unit as for trained groups."""
     tasks: frozenset[str]
-    """Those that are still ready with the same records."""
+    """The tasks of the step that are still ready with the same records."""
     alone: bool = False
     """Whether the step had a single group."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def equal_texts(texts: Sequence[str]) -> int:
-    """How many turns at the end say the same."""
+    """How many turns at the end have the same text."""
     return _at_the_end([" ".join(text.split()) for text in texts])
 
 

@@ -72,7 +72,7 @@ class EarlierCall:
 class Judgement:
     verdict: Verdict
     agreed: int = 0
-    """Of a flaky call: how many runs worked; if all or none did, how many returned what it returned then."""
+    """For a flaky call: how many runs worked; if all or none worked, how many returned the recorded result."""
 
 
 RAN = frozenset(
@@ -84,7 +84,7 @@ RAN = frozenset(
         ToolCallStatus.LOST,
     }
 )
-"""How a call may have ended that a server saw."""
+"""The ways in which a call can have ended that reached its server."""
 _SESSION_ENDED = frozenset({ToolCallStatus.LOST, ToolCallStatus.CANCELLED})
 RETRIES_APART = 1000
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
@@ -101,7 +101,7 @@ def merged_effects(declared: Mapping[str, str], run_file: Mapping[str, ToolEffec
 
 
 def effect_of(effects: Mapping[str, ToolEffect], tool: str) -> ToolEffect:
-    """What a server declares of a tool."""
+    """The effect that a server declares for a tool."""
     return effects.get(tool, effects.get(ANY_TOOL, DEFAULT_EFFECT))
 
 
@@ -119,7 +119,7 @@ def rebuilding_calls(
 
 
 def in_order(calls: Iterable[EarlierCall]) -> list[EarlierCall]:
-    """Calls in the order of their places; of one that was made again, only the last."""
+    """Calls in the order of their places; if a call was made again, only the last one."""
     last: dict[tuple[int, int], EarlierCall] = {}
     for call in sorted(calls, key=lambda one: (one.turn, one.number)):
         last[_place(call)] = call
@@ -139,7 +139,7 @@ def is_same(then: CallResult, now: CallResult) -> bool:
 
 
 def lost_its_session(then: CallResult, now: CallResult) -> bool:
-    """Whether a call ended because its server, toolbox or session did, and not as recorded."""
+    """Whether a call ended because its server, toolbox or session ended, although the recorded call did not."""
     return now.status in _SESSION_ENDED and then.status != now.status
 
 

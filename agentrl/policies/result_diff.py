@@ -25,7 +25,7 @@ MOST_JSON_CHARS = 1 << 20
 """Longer results are compared as text, because values take many times the memory of their text."""
 MOST_CHARS = 400
 MOST_NAME_CHARS = 80
-"""Of a name in a path."""
+"""Characters of a name in a path."""
 MOST_LINES = 2_000
 """Lines that are compared one by one."""
 MOST_EQUAL_PAIRS = 50_000

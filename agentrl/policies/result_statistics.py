@@ -2,7 +2,7 @@
 
 Invariants:
 - Attempts at one task are not independent, so every interval and test goes by tasks, never by attempts.
-- The same scores give the same figures: nothing here is drawn.
+- The same scores give the same figures: nothing here is random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def mean(values: Iterable[float]) -> float:
 
 
 def margin(scores: Sequence[Sequence[float]]) -> float | None:
-    """Half of the 95 % interval of the mean of tasks; `scores` are those of each task. None for fewer than two tasks.
+    """Half of the 95 % interval of the mean over tasks; `scores` has the scores of each task. None for fewer than two
+    tasks.
 
     If all scores are from 0 to 1, two tasks with 0 and two with 1 are added: the interval of 64 right answers out of 64
     is not empty.
@@ -55,7 +56,7 @@ def pass_at(k: int, scores: Sequence[Sequence[float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of two models on the tasks that both attempted."""
+    """Compares two models on the tasks that both attempted."""
 
     tasks: int
     difference: float
@@ -75,7 +76,7 @@ class Comparison:
 
 
 def compare(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> Comparison | None:
-    """By task; None if no task has scores of both."""
+    """Compares by task. Returns None if no task has scores of both models."""
     differences = [mean(second[task]) - mean(first[task]) for task in first if second.get(task) and first[task]]
     if not differences:
         return None
@@ -90,7 +91,7 @@ def compare(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[
 
 
 def _chance(differences: Sequence[float]) -> float:
-    """If models are equal, each difference could as well have the other sign."""
+    """If the models are equal, each difference could just as well have the other sign."""
     moved = [one for one in differences if one]
     if not moved:
         return 1.0

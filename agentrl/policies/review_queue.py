@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from agentrl.policies.outcomes import Outcome
 
 DEVIATIONS = 2.0
-"""From the mean of its group, from which on a score is far."""
+"""A score this many standard deviations from the mean of its group counts as far."""
 MEMBERS = 4
-"""A smaller group has no score that is far from the others."""
+"""Scores of smaller groups are not tested for their distance from the others."""
 FAILED_CALLS = 3
 TIMES_AS_LONG = 4.0
 CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL, Outcome.TIME_LIMIT)
@@ -39,7 +39,7 @@ class Facts:
 
     score: float | None = None
     score_before: float | None = None
-    """Before it was scored again."""
+    """The score before the record was scored again."""
     outcome: str = ""
     malformed: bool = False
     generated_tokens: int = 0
@@ -81,5 +81,5 @@ def reasons(facts: Facts) -> list[str]:
 
 
 def at_random(records: Sequence[str], most: int) -> list[str]:
-    """The same choice each time."""
+    """A random choice that is the same each time."""
     return sorted(records, key=lambda id: zlib.crc32(id.encode()))[:most]

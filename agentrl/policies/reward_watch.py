@@ -19,11 +19,11 @@ from statistics import fmean, pvariance
 LEAST = 64
 """Fewer records are too little evidence."""
 GROWTH = 1.2
-"""Longer answers that score better are a sign only if answers do become longer by this factor."""
+"""A higher score for longer answers is a sign only if answers also grew by this factor."""
 SAME = 0.8
-"""The share of common phrases from which on two answers are nearly the same."""
+"""Two answers with at least this share of common phrases are nearly the same."""
 LEAST_WORDS = 12
-"""Shorter answers are the same without any fault: two numbers, yes and no."""
+"""Shorter answers, such as a number, yes or no, are often equal for a good reason."""
 PHRASE = 3
 """Words of a phrase."""
 SKETCH = 64
@@ -47,7 +47,7 @@ class Watched:
     tokens: int
     parts: Mapping[str, float]
     sketch: frozenset[int] | None = None
-    """Of the last text; None if it is short or not stored."""
+    """The sketch of the last text; None if the text is short or not stored."""
 
 
 # ---- reward against length ----
@@ -77,7 +77,7 @@ def by_length(records: Sequence[Watched]) -> Length | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Around 0; equal values share the mean of their ranks."""
+    """Ranks around 0; equal values share the mean of their ranks."""
     places: dict[float, list[int]] = defaultdict(list)
     for place, value in enumerate(sorted(values)):
         places[value].append(place)
@@ -97,12 +97,12 @@ class Repeats:
     across: float
     """The share of answers with nearly the same answer to another task."""
     gain: float
-    """How much more those to several tasks score than the others; 0 if there are no others."""
+    """How much higher answers score that were given to several tasks; 0 if there are no other answers."""
     records: int
 
 
 def sketch_of(text: str) -> frozenset[int] | None:
-    """By which texts are compared: case, numbers and punctuation make no difference."""
+    """The sketch by which texts are compared; case, numbers and punctuation make no difference."""
     words = _WORD.findall(_DIGITS.sub("0", text.lower()))
     if len(words) < LEAST_WORDS:
         return None
@@ -130,8 +130,8 @@ def repeats(records: Sequence[Watched]) -> Repeats | None:
 
 
 def _nearly_the_same(sketches: Sequence[frozenset[int]]) -> Iterator[tuple[frozenset[int], list[frozenset[int]]]]:
-    """Each with all that have most of its phrases, itself too. Only those are compared that share one of their
-    smallest phrases, as texts with most phrases in common nearly always do."""
+    """Each text with all texts that share most of its phrases, including itself. Only texts that share one of their
+    smallest phrases are compared; texts with most phrases in common nearly always do."""
     with_phrase: dict[int, list[int]] = defaultdict(list)
     near: list[set[int]] = [{place} for place in range(len(sketches))]
     for place, sketch in enumerate(sketches):
@@ -160,12 +160,12 @@ class Votes:
     split: float
     """The share of records on which fewer than three of four votes agree."""
     judge: str
-    """The part of the score with the most of them; empty for a judge that is the only scorer."""
+    """The part of the score with the most such records; empty if the judge is the only scorer."""
     records: int
 
 
 def votes(records: Sequence[Watched]) -> Votes | None:
-    """Of the judge that contradicts itself most."""
+    """The votes of the judge that contradicts itself most."""
     agreements: dict[str, list[float]] = defaultdict(list)
     for one in records:
         for name, value in one.parts.items():
@@ -185,13 +185,14 @@ def votes(records: Sequence[Watched]) -> Votes | None:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The score and what a scorer that does not train says of the same records: the older half and the newer half."""
+    """Compares the score with the one of a watcher (a scorer that does not train) on the same records: the older half
+    and the newer half."""
 
     watcher: str
     score: tuple[float, float]
     watched: tuple[float, float]
     errors: float
-    """By how many standard errors the score rose and the watcher fell, whichever is less; 0 if not both did."""
+    """The standard errors by which the score rose or the watcher fell, whichever is less; 0 unless both did."""
     records: int
 
 

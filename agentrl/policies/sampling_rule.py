@@ -40,21 +40,21 @@ class SamplingRule(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     """0 takes the likeliest token and returns its log-prob at temperature 1."""
     top_p: float = 1.0
-    """The likeliest tokens that together reach this probability."""
+    """Keeps the likeliest tokens that together reach this probability."""
     top_k: int = -1
-    """This many of the likeliest tokens; 0 and -1 are all."""
+    """Keeps this many of the likeliest tokens; 0 and -1 keep all."""
     min_p: float = 0.0
-    """Tokens of at least this share of the probability of the likeliest."""
+    """Keeps tokens with at least this share of the probability of the likeliest one."""
     frequency_penalty: float = 0.0
-    """Taken from the logit of a token for each time that it is in the output."""
+    """Subtracted from the logit of a token, once for each time that it is in the output."""
     presence_penalty: float = 0.0
-    """Taken from the logit of a token that is in the output."""
+    """Subtracted once from the logit of a token that is in the output."""
     repetition_penalty: float = 1.0
-    """Divides the positive logit, and multiplies the negative one, of a token that is in the output."""
+    """Divides a positive logit, and multiplies a negative logit, of a token that is in the output."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From a document; what it lacks is neutral, and other keys are not of this rule."""
+        """Reads the rule from a document: missing keys are neutral, and keys of other settings are ignored."""
         return msgspec.convert({name: values[name] for name in cls.__struct_fields__ if name in values}, cls)
 
     @property

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 
 SEED_BITS = 53
-"""Every JSON reader keeps such a seed exactly, also those that use doubles."""
+"""Every JSON reader keeps a seed of this size exactly, also readers that use doubles."""
 
 
 def sampling_seed(run_seed: int, *, task: str, round: int, seat: int, attempt: int, call: int, kept: int = 0) -> int:
     """`call` is the index of the call in its record, `kept` the number of tokens of the partial call."""
-    # The separator is in no number and the free text is last, so different places give different texts.
+    # No number contains the separator, and the free text is last, so different places give different texts.
     place = "|".join(str(part) for part in (run_seed, round, seat, attempt, call, kept, task))
     digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - SEED_BITS)

@@ -89,7 +89,7 @@ def _worst_rise(steps: Sequence[Metrics]) -> float | None:
 
 
 def _kept(values: Sequence[float], *, over: int, least: float) -> float | None:
-    """The last values as a share of those before, if those were at least `least`."""
+    """The last values as a share of the values before, if the values before were at least `least`."""
     earlier = values[:-over]
     if len(earlier) < LEAST or fmean(earlier) < least:
         return None

@@ -1,7 +1,7 @@
 """Advantages of single turns, for records whose scorer gives rewards to turns besides the score.
 
-What follows a turn is its own reward, those of later turns, and at the end the score. It is compared with what follows
-the same turn in the other records of the group; a record that has ended before counts with its score.
+The return of a turn is its own reward, the rewards of later turns, and at the end the score. It is compared with the
+return of the same turn in the other records of the group; a record that ended before that turn counts with its score.
 
 Invariants:
 - without rewards every turn has the advantage of its record;
@@ -17,12 +17,12 @@ from agentrl.policies.advantages import Estimator, advantage_of, baseline_of
 
 
 class Played(NamedTuple):
-    """A record of a group, as its turns see it."""
+    """A record of a group with the rewards of its turns."""
 
     score: float
     turns: int
     rewards: Sequence[float] = ()
-    """By turn; later turns have none."""
+    """By turn; turns beyond the end of the list have no reward."""
 
 
 def advantages_by_turn(
@@ -44,7 +44,7 @@ def advantages_by_turn(
 
 
 def _following(one: Played, discount: float) -> list[float]:
-    """What follows each turn."""
+    """The return of each turn."""
     found: list[float] = []
     later = one.score
     for turn in reversed(range(one.turns)):

@@ -1,7 +1,8 @@
-"""The age of a token: the path through the tree of versions from its own to the one that a step starts from.
+"""The age of a token: the length of the path in the tree of versions from its version to the version that a step starts
+from.
 
 Invariants: a number is never used twice and is greater than that of its parent; an age is 0 only for tokens of the
-version that the step starts from; an unpublished version has no age (an error).
+version that the step starts from; the age of an unpublished version is an error.
 """
 
 from __future__ import annotations

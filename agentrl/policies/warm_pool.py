@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 WINDOW_S = 120.0
-"""Sessions longer ago hardly count."""
+"""Older sessions hardly count."""
 LEAST = 4
-"""Ready without any demand: the sessions of a group arrive together."""
+"""How many are ready without any demand, because the sessions of a group arrive together."""
 _MARGIN = 2.0
 """Standard deviations of the number that arrives."""
 _MEMORY_SHARE = 0.5
@@ -27,7 +27,8 @@ class Demand:
 
     @staticmethod
     def at_start(size: int, now: float) -> Demand:
-        """A run begins with all its sessions at once: the whole pool is started, which takes a second for each."""
+        """A run begins with all its sessions at once, so the whole pool is started, about one second for each
+        process."""
         return Demand(float(size), now)
 
     def rate(self, now: float) -> float:

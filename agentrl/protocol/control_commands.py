@@ -101,7 +101,7 @@ class Apply(Args, frozen=True):
     given: tuple[str, ...] = ()
     """Dotted keys from the file, the environment or the command line; the others are defaults."""
     reading: bool = False
-    """Bring up only the groups that records are read from, as they were last; `config` is ignored."""
+    """Bring up only the groups needed to read records, with their last configuration; `config` is ignored."""
 
 
 class Down(Args, frozen=True):
@@ -109,7 +109,8 @@ class Down(Args, frozen=True):
 
     now: bool = False
     unless_up: bool = False
-    """Refuse if the run is wanted up. An `up` that failed ends its own coordinator with this, and no other run."""
+    """Refuse if the run should be up. A failed `up` uses this to end its own coordinator without ending a run that is
+    up."""
 
 
 class Scale(Args, frozen=True):
@@ -213,7 +214,7 @@ class ForgetHost(Args, frozen=True):
 
 
 class RemoveHost(Args, frozen=True):
-    """A host that answers leaves the run: its units end elsewhere or wait, then its agent ends."""
+    """A host that answers leaves the run: its units are placed elsewhere or wait, then its agent ends."""
 
     host: str
 
@@ -252,7 +253,7 @@ class LearningReport(msgspec.Struct, frozen=True, omit_defaults=True):
     steps_wanted: int = 0
     """0 if there is no limit."""
     reward: float | None = None
-    """Of the last step."""
+    """The reward of the last step."""
     evaluation: float | None = None
     evaluation_margin: float | None = None
     evaluation_best: float | None = None
@@ -289,7 +290,8 @@ class WaitChain(msgspec.Struct, frozen=True, omit_defaults=True):
     links: tuple[WaitLink, ...]
     culprit: str
     because: str
-    """What is wrong with the culprit (hung, fatal, restarting, a circle of waits), or that it is working."""
+    """What is wrong with the unit at the end of the chain (hung, fatal, restarting, a circle of waits), or that it is
+    working."""
     sentence: str
     amiss: bool = True
     """True if a person has to act. False if the chain ends at a unit that works in time, or outside the run."""

@@ -27,12 +27,12 @@ class ChooseRecords(Args, frozen=True):
 
     ids: tuple[str, ...] = ()
     filter: str = ""
-    """Of the list of records, if no record is named."""
+    """A query on the list of records, used if no record is named."""
     made_by: str = ""
     """A sampler or an engine: only the records that it worked on."""
     note: str = ""
     since_canary: bool = False
-    """Only what this engine generated since it passed its last canary."""
+    """Only records for which this engine generated text after it passed its last canary."""
 
     def problem(self) -> str:
         if self.since_canary and not self.made_by:
@@ -75,7 +75,7 @@ class RollBack(Args, frozen=True):
     to: str
     """The id of a checkpoint, a version, or `best`: the checkpoint with the best evaluation."""
     note: str = ""
-    """Why; an execution needs it."""
+    """Why; required for an execution, not for a preview."""
     keep_knobs: bool = False
     """Leave scientific knobs as they are. Otherwise they get the values from before the checkpoint."""
 
@@ -87,7 +87,8 @@ class RollbackPreview(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: dict[str, KnobValue] = {}
     """The values of scientific knobs before the checkpoint."""
     trained_at: float = 0.0
-    """When the last step before the checkpoint was committed, for the scientific knobs that it does not contain."""
+    """When the last step before the checkpoint was committed. It decides the values of scientific knobs that the
+    checkpoint does not contain."""
 
 
 class AddTasks(Args, frozen=True):
@@ -118,7 +119,7 @@ class ReplayCalls(Args, frozen=True):
     allow: tuple[str, ...] = ()
     """Tools with effects outside of the session that may run, as `server.tool`."""
     despite_differences: bool = False
-    """Run the call even if an earlier call, which rebuilds the session, returns something else than then."""
+    """Run the call even if an earlier call, which rebuilds the session, does not return its recorded result."""
     then: str = ""
     """`fork`: fork the records of calls that work now."""
     note: str = ""
@@ -145,11 +146,11 @@ class ForkRecords(Args, frozen=True):
     replays: tuple[str, ...] = ()
     """Instead: ids of replays, whose results take the places of the recorded ones, or of operations."""
     result: str | None = None
-    """What the tool call shall have returned."""
+    """The result that the fork gets for the tool call."""
     message: str | None = None
-    """What the user shall have said at the beginning."""
+    """The user's first message in the fork."""
     times: int = 0
-    """How many records go on from there; 0: as the rules say."""
+    """How many records go on from there; 0 leaves it to the rules."""
     note: str = ""
 
     def problem(self) -> str:
@@ -217,4 +218,4 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True):
     lines: tuple[str, ...] = ()
     result: dict[str, KnobValue] = {}
     under_way: str = ""
-    """How far it is, if it is not done; the coordinator sends the command again until it is."""
+    """The progress of a command that is not done; the coordinator sends the command again until it is done."""

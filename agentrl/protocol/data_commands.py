@@ -127,7 +127,7 @@ class CallStory(msgspec.Struct, frozen=True, omit_defaults=True):
     session: tuple[dict[str, Any], ...] = ()
     """All calls of its session, in their order, including this one."""
     replays: tuple[dict[str, Any], ...] = ()
-    """What its replays came to, the oldest first."""
+    """The results of its replays, the oldest first."""
 
 
 class RecordTokens(Args, frozen=True):

@@ -1,8 +1,8 @@
 """What a command would change, how dangerous that is, and the consent to it.
 
-Danger belongs to effects, not to verbs: scaling up is harmless, scaling down may not be. What is lost for good is
-destructive; what ends or waits while all that it did stays readable is disruptive, such as an attempt whose seat a
-fork takes.
+Effects are dangerous, not verbs: scaling up is harmless, scaling down may not be. An effect that loses something for
+good is destructive. An effect is disruptive if work ends or waits but its results stay readable, such as an attempt
+whose seat a fork takes.
 
 Invariants: a tier is a pure function of the effect; a consent is used only for an effect of the same or a lower tier,
 computed from the same revisions, and only until it expires.
@@ -24,7 +24,7 @@ class Tier(enum.IntEnum):
     REVERSIBLE = 1
     """Can be taken back exactly."""
     DISRUPTIVE = 2
-    """Ends living units, if only after they finished what is under way, or other work: less is done meanwhile."""
+    """Ends units (even if they first finish their work) or other work, so less is done for a while."""
     DESTRUCTIVE = 3
     """Loses something for good."""
 
@@ -100,7 +100,7 @@ class Consent(msgspec.Struct, frozen=True, omit_defaults=True):
     operation or revision that last changed it."""
 
     def to_tier(self) -> Consent:
-        """To any effect up to this tier: for a caller that showed the effect to no person."""
+        """A consent to any effect up to this tier, for callers that do not show the effect to a person."""
         return msgspec.structs.replace(self, revisions={})
 
 

@@ -46,14 +46,15 @@ class EvaluationRow(msgspec.Struct, frozen=True, omit_defaults=True):
     passed: dict[str, float] = {}
     """pass@k by k."""
     turns: float = 0.0
-    """Of an attempt, in the mean; as the next one."""
+    """The mean per attempt; so is the next field."""
     tokens: float = 0.0
     on: str = ""
     """A digest of the held-out tasks. Only results on the same tasks are compared. Empty until it is done."""
     checkpoint: str = ""
     """The complete checkpoint with these weights, if there is one."""
     is_best: bool = False
-    """Of the versions on the same tasks as the newest result, its mean over all environments is surely the highest."""
+    """Among the versions evaluated on the same tasks as the newest result, the mean of this one over all environments
+    is significantly the highest."""
 
 
 class ShowEvaluation(Args, frozen=True):
@@ -67,7 +68,7 @@ class ShowEvaluation(Args, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One attempt at a task by a model: of `agentrl eval run`, or at a seat of a run's own held-out task."""
+    """One attempt at a task by a model: in `agentrl eval run`, or at a seat of a held-out task of a run."""
 
     key: str
     model: str
@@ -90,13 +91,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: str = ""
     """When it ended; in UTC."""
     turns: tuple[dict[str, Any], ...] = ()
-    """What the model wrote and what tools gave."""
+    """What the model wrote and what tools returned."""
     record: str = ""
     """Of an attempt within a run: its record, which has the turns."""
     turn_count: int = 0
     """With `record`: how many turns it has."""
     content: str = ""
-    """With `record`: `content_of` its query and answer, which are not here as a whole."""
+    """With `record`: `content_of` its query and answer, which are not included here in full."""
 
     @property
     def number_of_turns(self) -> int:
@@ -114,7 +115,7 @@ class EvaluationStory(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts: tuple[Attempt, ...] = ()
     """By key."""
     more: bool = False
-    """There are further ones behind the last."""
+    """There are further attempts after the last one."""
 
 
 QUERIES: tuple[tuple[str, type[Args], Any, str, str], ...] = (

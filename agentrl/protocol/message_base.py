@@ -17,5 +17,6 @@ class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         return ""
 
     def incarnation_named(self) -> str:
-        """The only incarnation that can carry them out, such as `toolbox-0.4`; empty if they name none."""
+        """The only incarnation that can carry out this command, such as `toolbox-0.4`; empty if the arguments name
+        none."""
         return ""

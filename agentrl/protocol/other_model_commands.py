@@ -1,6 +1,6 @@
-"""Arguments and results of the query on other models: what they did and cost, and whether their services answer now.
+"""Arguments and results of the query on other models: their calls and costs, and whether their services answer now.
 
-Invariant: a key is in no row, and neither is what was asked or answered.
+Invariant: rows contain no keys, questions or answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class OtherModels(Args, frozen=True):
     """-> OtherModelsReport"""
 
     record: str = ""
-    """Only the calls for the sake of this record."""
+    """Only the calls that were made for this record."""
     failed: bool = False
     """Only calls with an error."""
     limit: int = 20
@@ -27,7 +27,7 @@ class OtherModels(Args, frozen=True):
 
 
 class ServiceRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One service of a model, as the run file names it, and as samplers find it."""
+    """One service of a model: its entry in the run file, and how it answers samplers."""
 
     model: str
     place: int
@@ -43,16 +43,16 @@ class ServiceRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Calls at the same time of each sampler."""
     timeout_s: float = 0.0
     price_in: float = 0.0
-    """Of a million tokens; as the next one."""
+    """The price of a million tokens; so is the next field."""
     price_out: float = 0.0
     failing_at: tuple[str, ...] = ()
     """Samplers whose last try failed."""
     failures: int = 0
-    """In a row, at the sampler with the most."""
+    """The failures in a row at the sampler with the most of them."""
     rests_until: float = 0.0
-    """No sampler that it failed asks it before; 0 if some sampler asks it at any time."""
+    """No sampler that it failed asks it before this time; 0 if one of them may ask it now, or none failed."""
     error: str = ""
-    """Of the last failed try."""
+    """The error of the last failed try."""
     failed_at: float = 0.0
 
 
@@ -64,7 +64,7 @@ class OtherModelsReport(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: tuple[dict[str, Any], ...] = ()
     """The newest first."""
     services: tuple[ServiceRow, ...] = ()
-    """By model, in the order in which they are asked."""
+    """By model, in the order in which its services are asked."""
     used_by: dict[str, tuple[str, ...]] = {}
     """Judges and summaries by the model that they ask."""
     counted_at: float = 0.0

@@ -1,4 +1,4 @@
-"""The rows of the feed, from which consoles, scripts and recordings know the state of a run.
+"""The rows of the feed: the state of a run for consoles, scripts and recordings.
 
 Invariants: a row is whole (never a delta) and small; its key is `kind/name`; it contains no records and no prompts.
 `since_at` and other `*_at` are wall-clock seconds for people; the reader computes ages.
@@ -162,7 +162,7 @@ class UnitRow(Row, tag="unit", frozen=True):
 
     @property
     def leads(self) -> bool:
-        """Whether it speaks for its gang, or is in none."""
+        """Whether it is the rank that represents its gang, or is in no gang."""
         return self.rank is None or self.rank.rank == 0
 
     @property
@@ -196,9 +196,10 @@ class HostRow(Row, tag="host", frozen=True):
     occupied: dict[str, str] = {}
     """By device: the process that keeps it from being given to a unit."""
     reason: str = ""
-    """Why it is not there, or will soon not be."""
+    """Why the host is away, or will soon be."""
     clock_off_s: float = 0.0
-    """How far its clock is ahead of the coordinator's; below 0: behind. 0 if they differ by a few seconds only."""
+    """How far its clock is ahead of the coordinator's; negative if it is behind. 0 if they differ by only a few
+    seconds."""
 
 
 class ToolLoad(msgspec.Struct, frozen=True, omit_defaults=True):

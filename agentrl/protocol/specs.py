@@ -27,7 +27,7 @@ class Role(enum.StrEnum):
 
 
 READ_FROM = frozenset({Role.MONGO, Role.STEWARD})
-"""The roles of a run that is up only to be read from: its store, and the steward that answers queries."""
+"""The roles of a run that is up only for reading: its store, and the steward that answers queries."""
 
 
 class Life(enum.StrEnum):
@@ -60,7 +60,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Rank(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The place of one incarnation in its gang. All of one epoch agree on everything but their own numbers."""
+    """The place of one incarnation in its gang. All ranks of one epoch have equal values except their own numbers."""
 
     epoch: int
     """Grows with every start of the gang."""
@@ -70,7 +70,7 @@ class Rank(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the ranks meet, on the host of rank 0."""
     local_rank: int = 0
     local_ranks: int = 1
-    """How many of them are on the same host; their numbers follow each other."""
+    """How many ranks are on the same host; their numbers are consecutive."""
     node: int = 0
     """The number of its host among those of the gang."""
     nodes: int = 1
@@ -127,8 +127,8 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the processes of a sidecar may command: the name of a permission; empty means nothing."""
 
     def fingerprint(self) -> str:
-        """Equal for specs that start equal processes. The count is not part of it, nor are addresses and preferences of
-        places: a host that is added must not restart a gang."""
+        """Equal for specs that start equal processes. It excludes the count, addresses and placement preferences,
+        because adding a host must not restart a gang."""
         alike = msgspec.structs.replace(self, count=0, private={}, spread="", near="")
         body = msgspec.json.encode(alike, order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]

@@ -15,7 +15,7 @@ import msgspec
 from agentrl.protocol.message_base import Args
 
 MOST_ROWS = 2_000
-"""Of one list of one toolbox."""
+"""The most rows of one list of one toolbox."""
 MOST_EXEC_S = 300.0
 
 R = TypeVar("R")
@@ -73,9 +73,9 @@ class ToolServerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     last_death: str = ""
     last_failure: str = ""
     memory_bytes: int = 0
-    """Of all its sandboxes."""
+    """The memory of all its sandboxes."""
     memory_share: float = 0.0
-    """Of its limit, in the fullest sandbox."""
+    """The used share of the memory limit in its fullest sandbox."""
     cpu_percent: float = 0.0
 
 
@@ -115,7 +115,7 @@ class SandboxRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """starting, idle, session (one session has it), shared, ending."""
     sessions: int = 0
     session: str = ""
-    """The only session that has it; its id is that of its record."""
+    """The only session that uses it; its id is the id of its record."""
     purpose: str = ""
     """Why it runs, if not for an episode: a replay, a health check, a second call."""
     doing: tuple[str, ...] = ()
@@ -126,16 +126,16 @@ class SandboxRow(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: float = 0.0
     age_s: float = 0.0
     measured_at: float = 0.0
-    """When the figures below were read; 0 if they were not yet."""
+    """When the figures below were measured; 0 if they were not measured yet."""
     cpu_percent: float = 0.0
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     memory_share: float = 0.0
-    """How near it is to the limit of the sandbox or of one process."""
+    """The used share of the limit of the sandbox, or of one process."""
     processes: int = 0
     processes_limit: int = 0
     open_files: int = 0
-    """Of the process that has the most."""
+    """Open files of the process that has the most."""
     open_files_limit: int = 0
 
 
@@ -143,7 +143,7 @@ class ToolSessionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One open session."""
 
     id: str
-    """That of its record, or `outside/NAME/...` of a program outside of the run."""
+    """The id of its record, or `outside/NAME/...` for a program outside of the run."""
     toolbox: str
     servers: tuple[str, ...]
     sandboxes: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class ToolSessionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_s: float = 0.0
     calls: int = 0
     failed: int = 0
-    """Of them, those that did not end by an answer of their tool."""
+    """Calls that ended without an answer of their tool."""
     last_failure: str = ""
     running: tuple[str, ...] = ()
     """The ids of its calls under way."""
@@ -163,7 +163,7 @@ class ToolLogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line that a sandbox wrote to its log."""
 
     number: int
-    """Of all lines of its server in its toolbox, from 1."""
+    """The number of the line among all lines of its server in its toolbox, from 1."""
     at: float
     toolbox: str
     sandbox: str
@@ -179,7 +179,7 @@ class ExecOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     stdout: str = ""
     stderr: str = ""
     cut: bool = False
-    """It wrote more than is kept."""
+    """True if it wrote more than is kept."""
     seconds: float = 0.0
     not_started: str = ""
     """Why the sandbox could not start it; empty if it ran."""
@@ -222,7 +222,7 @@ class ToolLogs(Args, frozen=True):
     after: dict[str, int] = msgspec.field(default_factory=dict)
     """By toolbox: only lines with a greater number."""
     limit: int = 200
-    """Of the newest lines."""
+    """The most lines, the newest ones."""
 
 
 class RestartTool(Args, frozen=True):
@@ -232,7 +232,7 @@ class RestartTool(Args, frozen=True):
     sandbox: str = ""
     """A whole id. Exactly one of `server` and `sandbox` is given."""
     now: bool = False
-    """End them at once, with the sessions that they have. Otherwise each ends when no session has it."""
+    """End them at once, with their sessions. Otherwise each ends when no session uses it."""
     note: str = ""
 
     def problem(self) -> str:
@@ -255,7 +255,7 @@ class ReleaseSession(Args, frozen=True):
 
 
 class ExecInSandbox(Args, frozen=True):
-    """Run a program in a sandbox, within its limits. No shell reads the words."""
+    """Run a program in a sandbox, within its limits. The words are not passed to a shell."""
 
     sandbox: str
     """A whole id."""

@@ -4,7 +4,7 @@ The reader of datasets takes query, answer and scorer of a row, the reader of de
 
 Invariants:
 - The messages are decoded from the tokens, so their tokens are those of the episode again.
-- Of an episode with branches, the messages are those of the last model call and its context.
+- If an episode has branches, the messages are those of the last model call and its context.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from agentrl.tokens.spans import full_prompts
 
 AT_ONCE = 16
 _OTHERS = ("messages", "tools", "functions", "system", "train")
-"""Columns that would mean something else beside these messages."""
+"""Columns of the dataset that would contradict these messages."""
 
 
 async def lines(
     database: Database, template: Template, records: Sequence[Plain]
 ) -> AsyncGenerator[tuple[str, bytes], None]:
-    """Each record with its row. Those without calls, because they were pruned, have none."""
+    """Each record with its row. Records whose calls were pruned have no row."""
     for begin in range(0, len(records), AT_ONCE):
         some = records[begin : begin + AT_ONCE]
         ids = {"$in": sorted({record["task"] for record in some})}
@@ -75,7 +75,8 @@ def _texts(row: Plain) -> list[str]:
 
 
 async def _with_images(database: Database, row: Plain) -> Plain:
-    """Complete in itself: images stand as data in messages. Such a row is a task and no demonstration."""
+    """The row with its images as data in messages, so it is complete in itself. Such a row is a task, not a
+    demonstration."""
     known = await images.get(database, filter(image_marks.is_stored, image_marks.names_in(*_texts(row))))
     query = row["query"]
     messages = [{"role": "user", "content": query}] if isinstance(query, str) else query

@@ -21,7 +21,7 @@ MOST_RECORDS = 1000
 
 
 async def task(database: Database, id: str) -> Story:
-    """With all attempts of all rounds, and the steps that took it."""
+    """One task with all attempts of all rounds, and the steps that took it."""
     document = await whole(database, "Task", id, hint="See `agentrl tasks list`.")
     document = await image_words.described(database, document)
     taken = {"$or": [{"tasks": id}, {"filtered": id}]}
@@ -31,7 +31,7 @@ async def task(database: Database, id: str) -> Story:
 
 
 async def step(database: Database, id: str) -> Story:
-    """From a metric to the records behind it: each with its share in the batch."""
+    """One step with its records, each with its share in the batch."""
     document = await whole(database, "Step", id, hint="See `agentrl steps list`.")
     found, more = await _records(database, {"_id": {"$in": document["records"]}})
     shares = await database.find(
@@ -44,7 +44,7 @@ async def step(database: Database, id: str) -> Story:
 
 
 async def checkpoint(database: Database, id: str) -> Story:
-    """With its files, and what was published of it."""
+    """One checkpoint with its files and its publications."""
     document = await whole(database, "Checkpoint", id, hint="See `agentrl checkpoints list`.")
     version = await database.find_one("Publication", {"_id": document["version"]}, projection=lists.LEFT_OUT)
     made_by = {"lineage": document["lineage"], "step": document["step"]}
@@ -59,12 +59,12 @@ async def checkpoint(database: Database, id: str) -> Story:
 
 
 async def replay(database: Database, id: str) -> Story:
-    """With the recorded call beside the runs."""
+    """One replay, with the recorded call beside the runs."""
     return Story(await whole(database, "Replay", id, hint="See `agentrl replays list`."))
 
 
 async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
-    """A document under the names of rows; UnknownNameError."""
+    """A document with the field names of rows. Raises UnknownNameError."""
     found = await database.find_one(kind, {"_id": id})
     if found is None:
         raise UnknownNameError(f"There is no {singular(kind)} {id}.", hint=hint)

@@ -1,4 +1,4 @@
-"""The desk at which the steward answers: from the name of a command to the function that knows.
+"""Maps the name of each command of the steward to the function that serves it.
 
 Invariants: it serves exactly the commands that the table gives to the steward (a test binds the two); the
 coordinator has checked the permission; a query changes nothing.

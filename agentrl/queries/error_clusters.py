@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from agentrl.protocol.data_commands import VARIES
 
 _NAMES = 3
-"""This many different words in one place are names; two may be two different errors."""
+"""At least this many different words in one place count as names; two may be two different errors."""
 _MIN_SHARED_WORDS = 2
 _MAX_WORDS = 60
 

@@ -1,9 +1,9 @@
-"""The evaluations of a run's own versions: how far they are, and what they came to.
+"""The evaluations of a run's own versions: their progress and their results.
 
 Invariants:
 - Figures are those of `agentrl eval`, from the same functions.
-- In a list those of an evaluation that is done may be half a minute old: a console asks every two seconds, and there
-  may be a hundred thousand attempts. What `show` says is new.
+- In a list the figures of a finished evaluation may be half a minute old, because a console asks every two seconds and
+  there may be a hundred thousand attempts. The answer of `show` is always new.
 - The best is one of the versions that were evaluated on the same held-out tasks as the newest result.
 """
 
@@ -53,7 +53,7 @@ class EvaluationQueries:
         self._database = database
         self._clock = clock
         self._kept: dict[int, tuple[float, list[_Part]]] = {}
-        """Of versions whose evaluation is done, and when they were read."""
+        """The parts of versions whose evaluation is done, and when they were read."""
 
     async def rows(self, args: ListEvaluations) -> list[EvaluationRow]:
         requested = {"evaluation": {"$in": ["wanted", "queued", "done"]}}

@@ -1,9 +1,9 @@
 """Whole trajectories as JSON lines, in stretches that fit into messages.
 
-Invariants: only what has ended is exported, so a line is the same whenever it is made, and one that is longer than a
-message goes on where it was cut; the order is that of the ends, so an export that is repeated behind its last record
-finds what ended since (but not what a judge scored late). A line holds every token once, with its log-prob, version and
-whether it trained.
+Invariants: only ended records are exported, so a line is always the same, and a line that is longer than a message
+continues where it was cut; records are ordered by their ends, so an export that continues after its last record finds
+the records that ended since (but not those that a judge scored late). A line holds every token once, with its log-prob,
+version and whether it trained.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from agentrl.tokens.token_tree import TokenTree
 
 PART_BYTES = 1 << 20
 LOOKED_AT = 256
-"""Records of a part at most."""
+"""The most records of a part."""
 FIRST_AT_ONCE = 4
 """Records that are read together before the size of a line is known, if they may be long."""
 SHORT_AT_ONCE = 32
 SHORT_TOKENS = 500
-"""A line of as many generated tokens, each with its log-prob, takes some 20 kB and what tools answered."""
+"""A line with this many generated tokens and their log-probs has about 20 kB, plus the results of tools."""
 GROWTH = 4
 _OF_CALL = (
     *("id", "index", "turn", "status", "base", "base_length", "sampling", "finish_reason", "engine", "error"),
@@ -88,7 +88,7 @@ async def _lines(
                 line = msgspec.json.encode(await _trajectory(database, record, batch, from_loop)) + b"\n"
                 sizes.add(len(line))
                 yield record["id"], line
-                await asyncio.sleep(0)  # The batch that is read goes on.
+                await asyncio.sleep(0)  # Lets the read of the next batch make progress.
             reading = reading or _begin(database, records[begun : begun + max(1, sizes.next(begun))])
     finally:
         if reading is not None:
@@ -97,8 +97,8 @@ async def _lines(
 
 
 class _BatchSizes:
-    """How many records are read together: as many as fit into a part, if they are as long as those before, and at most
-    GROWTH times as many as the last time, since longer ones may follow short ones."""
+    """How many records are read together: as many as fit into a part if they are as long as the records before, but at
+    most GROWTH times as many as the last time, because longer records may follow short ones."""
 
     def __init__(self, first: int) -> None:
         self.last = first
@@ -109,7 +109,7 @@ class _BatchSizes:
         self._bytes += line_bytes
 
     def next(self, begun: int) -> int:
-        """`begun`: records that were read already. 0 if the part is full with them."""
+        """`begun`: records that were read already. Returns 0 if they fill the part."""
         if self.lines:
             self.last = max(0, min(GROWTH * max(1, self.last), PART_BYTES * self.lines // self._bytes + 1 - begun))
         return self.last
@@ -124,7 +124,7 @@ class _Batch(NamedTuple):
     calls: dict[str, list[Plain]]
     data: dict[str, DBRecordData]
     cut: Collection[tuple[str, str]]
-    """Documents with the field of which they hold only the ends."""
+    """Ids of documents and the field of which each holds only the ends."""
 
 
 def _begin(database: Database, records: Sequence[Plain]) -> asyncio.Task[_Batch] | None:
@@ -145,7 +145,7 @@ async def _read(database: Database, records: Sequence[Plain]) -> _Batch:
 async def _messages_from_loop(
     database: Database, template: Template | None, batch: _Batch
 ) -> dict[str, dict[int, list[Plain]]]:
-    """What the loop put before the turns of each record."""
+    """The messages that the loop put before the turns of each record."""
     if template is None:
         return {}
     results = await loop_messages.cut_results(database, batch.cut)
@@ -224,7 +224,7 @@ def segments(answered: Sequence[DispatchedSamplingTask], data: DBRecordData | No
 
 
 def _spans(stored: Mapping[int, StoredCall]) -> list[Span]:
-    """Of a record that was not scored: the structure follows from the calls."""
+    """The spans of a record that was not scored, derived from its calls."""
     prompts = full_prompts(stored)
     return TokenTree.from_calls((index, prompts[index], stored[index].output) for index in sorted(stored)).spans
 
@@ -244,7 +244,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, stored: Mapping[int, Stor
 
 
 def _call(call: DispatchedSamplingTask) -> Plain:
-    """Without tokens: the segments have them."""
+    """A call without its tokens, which are in the segments."""
     plain: Plain = {name: getattr(call, name) for name in _OF_CALL}
     plain["sampling"] = lists.shown(call.sampling)
     plain["new_prompt_tokens"], plain["output_tokens"] = length(call.prompt), length(call.output)

@@ -1,7 +1,7 @@
 """Serves forks of records, and decisions on replays: keep, exclude, fork.
 
 Invariants:
-- A preview says of each fork whether it repairs or branches off, and why, from the same plan as the execution.
+- A preview states for each fork whether it repairs or branches off, and why, from the same plan as the execution.
 - An operation forks a place once, however often it is repeated.
 - No fork loses anything. Those that take the seat of a later attempt, and more than one at a time, are disruptive.
 """
@@ -124,7 +124,7 @@ class ForkChanges:
         return Done(few(lines) if len(lines) > 1 else tuple(lines), result)
 
     async def fork_one(self, wanted: Wanted, note: str, operation: AskUnit) -> tuple[str, str, str]:
-        """The kind of what became of it, its id, and a sentence."""
+        """What the fork became: its kind, its id, and a sentence."""
         planner = ForkPlanner(self._database, self._settings(), self._servers)
         place = _by(await planner.place(wanted), operation, note)
         task = await tasks.of_record(self._database, place.base)
@@ -146,7 +146,7 @@ class ForkChanges:
         return kind, done, f"{kind}: {done} goes on from {place.base}"
 
     async def effect_if_fixed(self, calls: Sequence[RecordedCall]) -> Effect:
-        """What forks would be, if these calls worked now."""
+        """The effect of forking the records of these calls, if the calls work now."""
         planner = ForkPlanner(self._database, self._settings(), self._servers)
         plans = []
         for one in last_attempts(calls, lambda call: call.record):
@@ -188,7 +188,7 @@ class ForkChanges:
         return done
 
     async def _undecided(self, ids: Sequence[str], *, by: str = "") -> list[Replay]:
-        """Those that have a verdict and no decision, or one of this operation."""
+        """The replays that have a verdict, and no decision except one by this operation."""
         chosen = await replays.chosen(self._database, ids)
         found = [
             one
@@ -201,7 +201,7 @@ class ForkChanges:
 
 
 def last_attempts(those: Sequence[T], record_of: Callable[[T], str]) -> list[T]:
-    """Those of the last attempt at each seat: a seat is forked once."""
+    """The records that are the last attempt at their seat, because a seat is forked once."""
     last: dict[str, int] = {}
     for one in those:
         seat, _, attempt = record_of(one).rpartition(".a")

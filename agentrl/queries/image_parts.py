@@ -1,7 +1,7 @@
 """Reads stored images for people, in parts that fit into a message.
 
-Invariant: the image that was read last stays in memory until its last part was asked for, so that its bytes leave the
-database once for all parts. Images never change.
+Invariant: the image that was read last stays in memory until its last part was requested, so the database is read once
+for all parts. Images never change.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Only the tokens of the prompts are stored, so the messages are decoded from them
 
 Invariants:
 - A result of a tool call of the turn before, or a sentence about a malformed call, is not repeated.
-- The prompt of the first turn is not read: it is the task and the instructions of the environment.
-- A loop that rewrites its prompt put everything from the first token that differs.
+- The prompt of the first turn is not read, because it has only the task and the instructions of the environment.
+- If a loop rewrites its prompt, everything from the first different token on counts as its message.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FIELDS = ["index", "turn", "status", "prompt", "parsed.error", "tool_calls.id", 
 
 
 async def cut_results(database: Database, cut: Collection[tuple[str, str]]) -> dict[str, str]:
-    """The whole results of those documents of which only the ends are inline, by the ids of the tool calls."""
+    """The whole results of documents that have only the ends inline, by the ids of the tool calls."""
     return {id: await chunks.whole(database, id, field) or "" for id, field in cut if field == "result"}
 
 
 def by_turn(template: Template, calls: Sequence[Plain], results: Mapping[str, str]) -> dict[int, list[Plain]]:
     """The messages before each turn, of the turns that have any.
 
-    `calls` are the model calls of one record; `results` has the whole texts of results that are cut in them.
+    `calls` are the model calls of one record; `results` has the whole text of each result that is cut in them.
     """
     first: dict[int, Plain] = {}
     known: dict[int, list[str]] = {}

@@ -1,7 +1,7 @@
 """What operators change in the data plane: tasks sampled again, tasks added, checkpoints kept.
 
-Invariants: a preview changes nothing and raises what the act would raise; an act is done once per operation, however
-often it is requested; all changes are conditional updates of the store.
+Invariants: a preview changes nothing and raises the errors that the execution would raise; an operation is executed
+once, however often it is requested; all changes are conditional updates of the store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from agentrl.store.documents import ConversationMessage
 class Change:
     preview: Callable[[Any], Awaitable[Effect | RollbackPreview]]
     carry_out: Callable[[Any, AskUnit], Awaitable[Done]]
-    """With the request of the operation, for its id and who made it."""
+    """Gets the request of the operation too, for its id and its author."""
 
 
 class Changes:
@@ -136,7 +136,8 @@ class Changes:
         return train, datasets.split_of(rows, "eval", default="train")
 
     async def _known_prompts(self, environment: str, rows: list[Row]) -> list[str]:
-        """Prompts that are trained on already, or held out, with the first places where they stand."""
+        """Of the prompts in these rows, those that are already trained on or held out, with the places where they occur
+        first."""
         source = self._sources[environment]
         mine = {"_id": epochs.ids_under(f"{environment}/{ADDED}/")}
         added = await self._database.find("Task", mine, projection=["query", "earlier", "epoch"])
@@ -215,11 +216,11 @@ class Changes:
 
 
 _WORK = sorted(status.value for status in HOLDS_SEAT - {RecordStatus.OPEN})
-"""Records in which some work was put already."""
+"""Statuses of records on which work was already done."""
 
 
 def _rows_here(file: str) -> list[Row]:
-    """The file may exist only on the host of the operator."""
+    """Reads the rows of the file, which may exist only on the host of the operator."""
     if not Path(file).exists():
         raise ConfigError(
             f"There is no dataset {file} on {platform.node()}, where the steward reads it.",
@@ -229,5 +230,5 @@ def _rows_here(file: str) -> list[Row]:
 
 
 def _said(note: str) -> str:
-    """The reason of a round that an operator ended; it never reads like one of the steward's own."""
+    """The reason why an operator ended a round; it differs from every reason that the steward writes itself."""
     return f"requeued: {note}" if note else "requeued by an operator"

@@ -1,8 +1,8 @@
-"""What judges and other helpers did and cost, and whether their services answer now.
+"""The calls and costs of judges and other helpers, and whether their services answer now.
 
 Invariants:
-- Answers and questions are not part of it; what a service said of an error is text of a stranger.
-- Services are those of the configuration in force, so a service that nobody asked yet is there, too.
+- Answers and questions are not included; the text of a service's error is untrusted.
+- The services are those of the configuration in force, including services that were never asked.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OtherModelQueries:
         )
 
     def _configuration(self) -> RunConfig | None:
-        """As it is in force now; None on a host that does not have it."""
+        """The configuration in force; None on a host that does not have it."""
         try:
             found = os.stat(self._run_dir / IN_FORCE)
             stamp = (found.st_ino, found.st_mtime_ns)
@@ -66,7 +66,7 @@ class OtherModelQueries:
 def services(
     models: Mapping[str, Sequence[OtherModel]], resting: Sequence[Plain], minute: Mapping[str, int], now: float
 ) -> tuple[ServiceRow, ...]:
-    """`resting`: what samplers noted, the newest first; `minute`: calls in this minute by identity."""
+    """`resting`: the failures that samplers noted, the newest first; `minute`: calls in this minute by identity."""
     noted: dict[str, list[Plain]] = defaultdict(list)
     for row in resting:
         noted[row["service"]].append(row)

@@ -1,7 +1,7 @@
 """Lists: pages of documents, and what the records among them are doing now.
 
-Invariants: a row has the names of its document; what only machines read (tokens, manifests, files) and what may be long
-(`extra`, the records of a step) is left to `show`; a text in a row is cut.
+Invariants: a row has the field names of its document; fields that only programs read (tokens, manifests, files) and
+long fields (`extra`, the records of a step) are left to `show`; a text in a row is cut.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def cut(value: Any, most: int = LONGEST_TEXT) -> Any:
 
 
 async def add_activity(database: Database, rows: list[Plain]) -> None:
-    """To those that are running: for how long, and in which call."""
+    """Adds to running records how long they have been running, and the call that they are in."""
     running = [row for row in rows if row["status"] == RecordStatus.RUNNING]
     if not running:
         return
@@ -81,7 +81,7 @@ async def _add_serving_engines(database: Database, rows: list[Plain]) -> None:
 
 
 async def _calls_under_way(database: Database, records: list[str], now: datetime) -> dict[str, Plain]:
-    """The oldest of each record: that is the one it waits for."""
+    """The oldest call under way of each record, which is the one that the record waits for."""
     of_them = {"record": {"$in": records}}
     found = []
     for call in await database.find(CALLS, of_them | {"status": CallStatus.SENT}, projection=calls.UNDER_WAY):

@@ -1,9 +1,10 @@
 """What another value of a knob of groups or curricula would have changed over the last batches: the steward's previews.
 
 Invariants:
-- Batches are the newest committed steps with their tasks, those that were left out for want of a signal included.
-- The side before is the settings in force, not those with which the groups were closed then, so the difference is
-  that of the knob alone.
+- Batches are the newest committed steps with their tasks, including tasks that were left out because they had no
+  signal.
+- The settings "before" are those in force now, not those with which the groups were closed, so only the knob makes a
+  difference.
 - Rows that an epoch leaves out come back in the next one, so they are not counted.
 """
 
@@ -35,7 +36,7 @@ NOTHING_YET = "no step was committed yet, so nothing can be counted"
 
 
 async def preview(database: Database, settings: Callable[[], StewardSettings], args: PastPreview) -> PastChange:
-    """Raises RefusedError for a knob of which nothing can be counted."""
+    """Raises RefusedError if nothing can be counted for this knob."""
     now = settings()
     part, dot, key = args.name.rpartition(".")
     if args.name in OF_GROUPS:
@@ -231,7 +232,7 @@ async def _of_stage(database: Database, settings: StewardSettings, number: int, 
 
 
 async def _steps(database: Database) -> list[Plain]:
-    """The newest committed ones."""
+    """The newest committed steps."""
     committed = {"status": StepStatus.COMMITTED}
     fields = ["tasks", "filtered", "records"]
     return await database.find("Step", committed, sort=[("step", -1)], limit=STEPS, projection=fields)

@@ -78,7 +78,8 @@ class RecordChanges:
     # ---- which ----
 
     async def _canary(self, args: ChooseRecords) -> PassedCanary | None:
-        """The canary since which records are chosen, if they are. Raises RefusedError if the engine passed none."""
+        """The canary since which records are chosen; None if the command does not ask for one. Raises RefusedError if
+        the engine passed no canary."""
         if not args.since_canary:
             return None
         found = await publications.last_canary(self._database, _of_unit(args.made_by))
@@ -116,7 +117,8 @@ class RecordChanges:
         wanted: Query = {"status": {"$in": list(verb.statuses)}} if verb.statuses else {}
         made = await self._made_by(args.made_by, canary, here | wanted) if args.made_by else {}
         also: Query = {"$and": [made, here, wanted]}
-        # What it changed before it was cut off may not match the filter any more, which often names a status.
+        # Records that this operation changed before an interruption may no longer match the filter, which often names a
+        # status.
         begun = await self._database.find("Record", {verb.mark: by}, projection=["_id"]) if by else []
         ids = [record["_id"] for record in begun]
         after: str | None = ""
@@ -143,7 +145,7 @@ class RecordChanges:
         """Records that a unit sampled, or whose text an engine generated. With a canary: generated since then."""
         name = _of_unit(unit)
         if canary is not None:
-            # A record that ended before has no later text; one that has not ended has no such time.
+            # A record that ended before the canary has no later text. A record that has not ended has no `finished_at`.
             among = {"$and": [among, {"$nor": [{"finished_at": {"$lt": canary.at}}]}]}
         records = [one["_id"] for one in await self._database.find("Record", among, projection=["_id"])]
         calls: Query = {"record": {"$in": records}, "engine": name}
@@ -153,7 +155,7 @@ class RecordChanges:
         return generated if canary is not None else {"$or": [{"owner": name}, generated]}
 
     async def _over(self, verb: Verb[Any], args: ChooseRecords, canary: PassedCanary | None) -> int:
-        """How many records match that are not of such tasks."""
+        """How many matching records belong to tasks that the verb cannot change."""
         here = await self._here(verb)
         over: Query = {"task": {"$nin": here["task"]["$in"]}, "purpose": {"$in": list(TRAINS)}}
         over |= {"status": {"$in": list(verb.statuses)}}
@@ -204,7 +206,7 @@ def _of_unit(unit: str) -> Query:
 
 
 def _since(canary: PassedCanary) -> str:
-    """A clause about records."""
+    """A clause that says since when records are chosen."""
     at = moment(canary.at.timestamp())
     return f"{canary.engine} generated since it passed its last canary, of version {canary.version} at {at}"
 

@@ -1,7 +1,8 @@
-"""The tokens of one record, a part at a time: which the model generated, with which weights, how likely, which train.
+"""The tokens of one record, in parts: which tokens the model generated, with which weights and log-probs, and which
+train.
 
 Invariants: every token appears once, in the order of its tree; a part never exceeds a message, whatever is requested;
-the texts are what the tokenizer of the published weights makes of the ids, and never the other way round.
+the tokenizer of the published weights makes texts from ids, and never ids from texts.
 """
 
 from __future__ import annotations
@@ -80,6 +81,6 @@ async def _tokenizer(published: PublishedTokenizer) -> tuple[Tokenizer | None, s
 async def _spelt(tokenizer: Tokenizer | None, ids: Sequence[int], first: int, last: int) -> tuple[str, ...]:
     if tokenizer is None:
         return ()
-    # What follows decides whether the last id ends a character.
+    # The ids that follow decide whether the last id completes a character.
     texts = await asyncio.to_thread(tokenizer.pieces, ids[: last + MAX_CHARACTER_BYTES], first)
     return tuple(text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…" for text in texts[: last - first])

@@ -1,7 +1,7 @@
 """What operators can do with records: exclude, requeue, cancel, score again, review.
 
-Each verb says which records it takes, what would follow, and how one task's records are changed; the rest is the same
-for all of them (`agentrl.queries.record_changes`).
+Each verb defines which records it takes, what would follow, and how the records of one task are changed; the rest is
+common to all verbs (`agentrl.queries.record_changes`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentrl.store.documents import Record, Task
 
 A = TypeVar("A", bound=ChooseRecords)
 Standing = Literal["open", "done", "before"]
-"""Of a record: to be changed, changed by this operation, or as wanted before it."""
+"""State of a record: to be changed, changed by this operation, or already as wanted before it."""
 
 
 @dataclass
@@ -75,11 +75,11 @@ Act = Callable[[Database, Task | None, list[str], A, AskUnit, GroupRule], Awaita
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb(Generic[A]):
     done: str
-    """Its participle, which counts what it did."""
+    """Its participle, used to report how many records it changed."""
     mark: str
-    """The field of a record that has its operation."""
+    """The field of a record that stores the id of the operation."""
     statuses: tuple[str, ...] = ()
-    """Of the records that a filter finds; empty means all."""
+    """Statuses of the records that a filter finds; empty means all."""
     tasks: tuple[str, ...] | None = None
     """Statuses of the tasks of these records; None means all."""
     kind: str
@@ -93,9 +93,9 @@ class Verb(Generic[A]):
     at_once: bool = False
     """It changes all records together."""
     also: Mapping[str, str] = field(default_factory=dict)
-    """Further results, each with a sentence."""
+    """Further results besides `done`, each with a sentence."""
     progress: Callable[[Database, str], Awaitable[Done]] | None = None
-    """Of a verb that others finish: how far its operation is."""
+    """For a verb that other units finish: the progress of its operation."""
 
     @property
     def waits(self) -> bool:

@@ -1,4 +1,4 @@
-"""One record, turn by turn: texts, calls, how long each took, and why it ended.
+"""One record, turn by turn: texts, calls and their durations, and why it ended.
 
 Invariants: every record has one reason for its end, the outcome that was classified when it ended; generated tokens
 are counted by their stored size and never loaded; a text that is cut says so, and how much is left out.
@@ -28,7 +28,7 @@ from agentrl.tracing import trace_context
 
 MOST_TURNS = 1000
 BYTES_A_NUMBER = 4
-"""Of a packed id; one byte before them says the format."""
+"""Bytes of a packed id; one byte before all ids gives the format."""
 _NAMES = "index turn branch status base base_length versions sampling finish_reason engine error sent_at done_at"
 _CALL: Mapping[str, Any] = {
     **dict.fromkeys(_NAMES.split(), 1),
@@ -129,7 +129,7 @@ def _call(document: Mapping[str, Any]) -> Plain:
 
 
 async def _outside_of_turns(database: Database, record: str) -> list[Plain]:
-    """Calls of the turn that is not over, and those that failed or were continued."""
+    """Calls of the turn that is not over, and calls that failed or were continued."""
     alone = {"_id": within(record), "over_at": None}
     found = await database.find(CALLS, alone, sort=[("index", 1)], projection=_UNDER_WAY)
     tools = [lists.shown(tool) for document in found for tool in calls.tool_rows(document)]
@@ -156,7 +156,7 @@ async def _training(database: Database, record: Mapping[str, Any]) -> Plain:
     if steps and trained:
         tree = VersionTree(await publications.parents(database))
         for step in steps:
-            # A version that is not known any more has no age.
+            # A version that is no longer known has no age.
             with contextlib.suppress(UnknownVersionError):
                 step["staleness"] = tree.staleness(trained, step["base_version"])
     row = {} if data is None else lists.shown(data)
@@ -166,7 +166,7 @@ async def _training(database: Database, record: Mapping[str, Any]) -> Plain:
 
 
 async def _text(database: Database, row: Plain, field: str, chars: int) -> Any:
-    """All of it without a limit, else both ends of what is inline."""
+    """The whole text if there is no limit; otherwise both ends of the inline text."""
     if chars:
         return both_ends(row[field], chars)
     return await chunks.whole(database, row["id"], field) or row[field]

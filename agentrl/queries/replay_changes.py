@@ -1,4 +1,4 @@
-"""Requests, holds back and continues replays of tool calls for operators.
+"""Queues, holds back and continues replays of tool calls for operators.
 
 Invariants:
 - A preview names everything that would run, from the same plan as the execution.
@@ -222,7 +222,7 @@ class ReplayChanges:
 
 
 def _without_results(plan: ReplayPlan) -> ReplayPlan:
-    """Without the results of the earlier calls: a thousand plans would hold them all."""
+    """The plan without the results of the earlier calls, because a thousand plans would keep them all in memory."""
     light = [replace(one, call=replace(one.call, result="")) for one in plan.rebuild]
     return dataclasses.replace(plan, rebuild=tuple(light))
 

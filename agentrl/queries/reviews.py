@@ -1,6 +1,6 @@
 """The review queue: records without a verdict, the suspicious ones first, then some random ones.
 
-Invariant: it looks at the newest records that ended, and says so by what it lists; it changes nothing.
+Invariant: it looks only at the newest records that ended, and changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.store.database import Database, Plain
 LOOKED_AT = 1000
 """The newest records among which it chooses."""
 ENOUGH = 8
-"""Records of an environment from which on their usual length is known."""
+"""An environment needs this many records before their usual length is known."""
 _UNREVIEWED: Query = {
     "status": {"$in": [RecordStatus.SCORED, RecordStatus.UNSCORABLE, RecordStatus.EXCLUDED]},
     "review": None,

@@ -1,8 +1,9 @@
-"""How old what is ready and under way would train, what another bound would void, and whom the bound has hit.
+"""The ages of records that are ready or under way, what another bound would exclude, and which records the bound
+excluded.
 
-Invariants: ages are those to the newest version, of records that go by the bound of the run; whether long episodes are
-dropped more than short ones is told, by quarters of their durations, from the Steps that were committed and from the
-groups of that time of which nothing was fresh enough for any Step.
+Invariants: ages are relative to the newest version, and only of records that follow the bound of the run. Dropped
+shares by quarters of the durations show whether long episodes are dropped more often; they come from the committed
+Steps, and from the groups of the same time that were too old as a whole for any Step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from agentrl.store.documents import TRAINS
 
 RECENT_STEPS = 200
 MOST_STARVED = 20_000
-"""Records of groups that were too old as a whole, the last to end first."""
+"""The most records of groups that were too old as a whole; the newest ends count."""
 PARTS = 4
 
 
@@ -53,7 +54,7 @@ async def report(database: Database, settings: StewardSettings) -> StalenessRepo
 
 
 def previews(ready: Counter[int], under_way: Counter[int], bound: int) -> tuple[BoundPreview, ...]:
-    """Bounds from 0 to one that lets everything pass, the present one among them."""
+    """What each bound would exclude, from 0 to a bound that excludes nothing; the present bound is included."""
     most = max([bound + 1, *ready, *under_way])
     return tuple(
         BoundPreview(
@@ -66,7 +67,8 @@ def previews(ready: Counter[int], under_way: Counter[int], bound: int) -> tuple[
 
 
 def by_quarters(records: Sequence[tuple[float, bool]]) -> tuple[DurationShare, ...]:
-    """Of (duration, whether it was dropped): the share that was dropped, the shortest first."""
+    """The dropped records by quarter of the durations, the shortest first. Each input is (duration, whether it was
+    dropped)."""
     ordered = sorted(records)
     cuts = [len(ordered) * part // PARTS for part in range(PARTS + 1)]
     parts = [ordered[begin:end] for begin, end in pairwise(cuts) if end > begin]
@@ -94,7 +96,7 @@ async def _under_way(database: Database, *, besides: Collection[str]) -> list[se
 
 
 async def _durations(database: Database) -> list[tuple[float, bool]]:
-    """Of all records that recent Steps could have trained: how long they took, and whether they were left out as too
+    """For all records that recent Steps could have trained: their duration, and whether they were left out as too
     old."""
     found = await database.find(
         "Step",
@@ -114,7 +116,7 @@ async def _durations(database: Database) -> list[tuple[float, bool]]:
 
 
 async def _starved(database: Database, *, since: datetime | None) -> list[str]:
-    """Records that would have trained, of groups that no Step took because all of it was too old."""
+    """Records that would have trained, in groups that no Step took because all their records were too old."""
     ended = {"$type": "date"} if since is None else {"$gte": since}
     stale = {"finished_at": ended, "status": RecordStatus.SUPERSEDED, "reason": tasks.STALE}
     found = await database.find("Record", stale, sort=[("finished_at", -1)], limit=MOST_STARVED, projection=["_id"])

@@ -1,4 +1,4 @@
-"""Tool calls: what became of those of a page, and everything about one.
+"""Tool calls: the outcomes of the calls on a page, and everything about one call.
 
 Invariants: the calls of a session are in the order in which they were requested; arguments and results that are cut
 say so.
@@ -46,7 +46,7 @@ async def show(database: Database, args: ShowCall) -> CallStory:
 
 
 async def add_outcomes(database: Database, rows: list[Plain]) -> None:
-    """What became of each call: whether a step trained its record, and the newest replay of it."""
+    """Adds to each call whether a step trained its record, and its newest replay."""
     _, replays = await asyncio.gather(add_trained(database, rows), _replays(database, rows))
     newest = {replay["call"]: replay for replay in replays}
     for row in rows:
@@ -79,7 +79,7 @@ def _turn(document: Plain, chars: int) -> Plain:
 
 
 async def _session(database: Database, call: Mapping[str, Any]) -> list[Plain]:
-    """Each server has a session of the record."""
+    """The calls of one session. A record has a session on each server."""
     mine = {"_id": within(call["record"]), "tool_calls.server": call["server"]}
     documents = await database.find(CALLS, mine, projection=_TURN)
     found = [lists.shown(row) for document in documents for row in calls.tool_rows(document)]

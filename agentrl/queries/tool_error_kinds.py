@@ -1,7 +1,7 @@
-"""Counts errors of tools by their messages: what happened 192 times is one line, with samples to go on from.
+"""Counts errors of tools by their messages: an error that happened 192 times is one line, with samples.
 
 Invariants: two errors are one kind if they come from the same tool, ended alike and their messages differ only in
-numbers, names, quoted words, addresses and room between words.
+numbers, names, quoted words, addresses and white space.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agentrl.queries.error_clusters import cluster
 from agentrl.store.database import Plain
 
 READ_CHARS = 400
-"""Of a message; what an error is stands at its beginning."""
+"""Characters of a message that are read; its beginning says which error it is."""
 SAMPLES = 3
 MOST_KINDS = 2000
 MOST_CALLS = 20_000
-"""Calls of one kind that can be listed, the newest; their ids are sent to the database."""
+"""The most calls of one kind that can be listed, the newest ones; their ids are sent to the database."""
 OTHERS = "(other messages)"
 
 
@@ -60,7 +60,7 @@ class Errors:
             self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"], error.get("turn")))
 
     def join(self, other: Errors) -> None:
-        """Every name gives a sample, as long as there is room."""
+        """Adds other errors. Samples with different texts are kept first."""
         self.count += other.count
         self.first_at = min(filter(None, (self.first_at, other.first_at)), default=0.0)
         self.last_at = max(self.last_at, other.last_at)
@@ -79,16 +79,16 @@ class ErrorCounts:
     async def add(self, error: Plain) -> None:
         kind = _kind(error)
         if kind not in self._errors and len(self._errors) >= MOST_KINDS and not self._names_are_out:
-            # Beside the loop: it takes a while, and the steward has more to do than to answer.
+            # In a thread: it takes a while, and the steward has other work in its event loop.
             self._errors = await asyncio.to_thread(_without_names, self._errors)
-            # Where that made no room it will not the next time, and it takes a while.
+            # If that freed little room, it would not help the next time either.
             self._names_are_out = len(self._errors) > MOST_KINDS // 2
         if kind not in self._errors and len(self._errors) >= MOST_KINDS:
             kind = kind._replace(message=OTHERS)
         self._errors.setdefault(kind, Errors()).add(error, with_call=self._with_calls)
 
     async def by_kind(self, more: ErrorCounts) -> dict[Kind, Errors]:
-        """These and more errors; kinds that differ in a name only are one."""
+        """These errors and `more`; kinds that differ only in a name are merged."""
         both = dict(self._errors)
         for kind, errors in more._errors.items():
             both[kind] = Errors()
@@ -98,7 +98,7 @@ class ErrorCounts:
 
 
 def _without_names(errors: Mapping[Kind, Errors]) -> dict[Kind, Errors]:
-    """The kinds whose messages differ in a name only, as one."""
+    """Merges kinds whose messages differ only in a name."""
     of_tool: dict[Kind, list[str]] = defaultdict(list)
     for kind in errors:
         of_tool[kind._replace(message="")].append(kind.message)
@@ -110,7 +110,7 @@ def _without_names(errors: Mapping[Kind, Errors]) -> dict[Kind, Errors]:
     made: dict[Kind, Errors] = {}
     for kind, found in errors.items():
         one = wider[kind]
-        # Tools that no server has are names that a model made up.
+        # A tool that no server has is a name that a model invented.
         any_tool = one._replace(tool=VARIES)
         of_one = any_tool if not one.server and len(invented[any_tool]) > 1 else one
         made.setdefault(of_one, Errors()).join(found)

@@ -2,10 +2,10 @@
 
 Invariants:
 - Calls that could not be parsed count like calls that failed. The calls listed for a kind are those that were counted.
-- An answer is at most about two seconds old, and reading for it takes a small share of the time, however many calls
-  failed: all of them are read rarely and in the background, and what failed since is added to each answer.
-- Until all are read again, calls that were removed still count, and what a sampler stored later than `STORED_WITHIN`
-  after it failed, for example in an outage of the database, is missing.
+- An answer is at most about two seconds old, and reading takes a small share of the time, however many calls failed:
+  all failed calls are read rarely and in the background, and each answer adds the calls that failed since.
+- Until all are read again, removed calls still count, and a call is missing if a sampler stored it later than
+  `STORED_WITHIN` after it failed, for example in an outage of the database.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ToolErrorQueries:
         ]
 
     async def calls(self, args: ListCalls) -> Page:
-        """Tool calls one by one: all that match the filter, or those that are counted under one message."""
+        """Tool calls one by one: all calls that match the filter, or those that are counted under one message."""
         ids = await self._counted_under(args.error, args.filter) if args.error else None
         page = await pages.page(self._database, "ToolCall", args, among=ids)
         await tool_calls.add_outcomes(self._database, list(page.rows))
@@ -79,7 +79,7 @@ class ToolErrorQueries:
         kinds = await self._kinds(filter, with_calls=True)
         same = [errors for kind, errors in kinds.items() if kind.message == message]
         if not same:
-            # Under another filter a kind may have fewer names to leave out, and people type a part of a message.
+            # With another filter a kind may leave out fewer names, and people may type only a part of a message.
             similar = re.compile(".*".join(map(re.escape, message.split(VARIES))), re.IGNORECASE)
             same = [errors for kind, errors in kinds.items() if similar.search(kind.message)]
         return [id for _, id in heapq.nlargest(MOST_CALLS, (call for errors in same for call in errors.calls))]
@@ -158,7 +158,7 @@ class _Counted:
         """All errors before this time are in `_old`."""
         self._old = ErrorCounts(with_calls=with_calls)
         self._unfinished: set[str] = set()
-        """Those in `_old` whose turn goes on; it is found again if another of its calls fails."""
+        """Calls in `_old` whose turn goes on; the turn is found again if another of its calls fails."""
 
     @classmethod
     async def read(cls, database: Database, query: Expression, *, with_calls: bool) -> _Counted:
@@ -211,7 +211,7 @@ async def _errors(database: Database, query: Expression, since: datetime) -> Asy
 
 
 def _malformed(turn: Plain) -> list[Plain]:
-    """The tool calls of a turn that could not be parsed, as if they had been made."""
+    """The tool calls of a turn that could not be parsed, in the form of calls that were made."""
     same = {
         "id": turn["_id"],
         "record": turn["record"],

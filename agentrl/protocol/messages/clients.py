@@ -29,7 +29,7 @@ class Request(Message, tag="request", frozen=True):
     dry_run: bool = False
     """Only preview the effect: the answer is a `Consent`."""
     consent: Consent | None = None
-    """From a preview. The command is refused if its effect became worse than the one that the caller accepted."""
+    """From a preview. The command is refused if its effect is now worse than the one that the caller accepted."""
 
 
 class Reply(Message, tag="reply", frozen=True):

@@ -10,8 +10,8 @@ from agentrl.protocol.message_base import Message
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 2
-"""Grows when one side must know whether the other understands something new. Fields that may be ignored need no other
-number, and `RANKS_SINCE` is an example of one that may not."""
+"""Grows when one side must know whether the other understands something new. A field that may be ignored needs no new
+number; `RANKS_SINCE` is an example of a field that may not be ignored."""
 RANKS_SINCE = 2
 """Host agents of earlier versions ignore the rank in a Spawn, so the ranks of a gang would not find each other."""
 MAX_MESSAGE_BYTES = 4 << 20
@@ -48,7 +48,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     stats_every_s: float = 0.0
     """How often a host agent measures its units; 0 leaves it to the agent."""
     coordinator_silent_s: float = 0.0
-    """Silence after which a host agent replaces a coordinator of its own; 0 leaves it to the agent."""
+    """After this silence a host agent replaces the coordinator that it started; 0 leaves it to the agent."""
     orphan_lease_s: float = 600.0
     permission: Permission = Permission.UNIT
     server_version: str = ""

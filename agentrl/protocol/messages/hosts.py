@@ -24,24 +24,24 @@ class HostHello(Message, tag="host_hello", frozen=True):
     inventory: tuple[UnitOnHost, ...] = ()
     state_dir: str = ""
     agent_age_s: float = 0.0
-    """How long ago this agent started; a restarted coordinator did not see its start."""
+    """How long ago this agent started, because a restarted coordinator did not see its start."""
     key: str = ""
     """Proves that it is the machine that joined as this host. Sent only to a coordinator that has proved itself."""
     machine_id: str = ""
     units_key: str = ""
     """The public half of the key that its units connect with, on another host than the coordinator's."""
     devices: tuple[DeviceUse, ...] = ()
-    """The first measurement, so that no device is assigned before it is known who computes on it."""
+    """The first measurement, so that the coordinator knows which devices are in use before it assigns one."""
 
 
 class TunnelOpened(Message, tag="tunnel_opened", frozen=True):
-    """The tunnel of this host listens, or its certificate is half over."""
+    """The tunnel of this host listens, or its certificate has reached half of its lifetime."""
 
     request: str
     """A certificate request (PEM) for the key of the tunnel, which the coordinator's authority signs."""
     port: int
     address: str = ""
-    """Where other hosts reach this one, as far as it knows; the run file may say it."""
+    """The address at which other hosts reach this one, if it knows; the run file may name another."""
 
 
 class HostLeaving(Message, tag="host_leaving", frozen=True):
@@ -94,8 +94,8 @@ class Exited(Message, tag="exited", frozen=True):
     tail: tuple[str, ...] = ()
     """Its last log lines."""
     group_empty: bool = False
-    """Nothing else of its process tree is left either: no GroupEmpty follows. One message instead of two lets the
-    coordinator decide, write and order the replacement in one turn."""
+    """True if the rest of its process tree has ended too, so no GroupEmpty follows. With one message instead of two the
+    coordinator can decide, persist and order the replacement in one turn."""
 
 
 class GroupEmpty(Message, tag="group_empty", frozen=True):
@@ -172,13 +172,13 @@ class Spawn(Message, tag="spawn", frozen=True):
     devices: tuple[str, ...] = ()
     """The devices of the unit."""
     traceparent: str = ""
-    """The trace of the operation that waits for it, as W3C Trace Context writes it; empty if none does."""
+    """The trace of the operation that waits for it, in the form of W3C Trace Context; empty if none waits."""
     rank: Rank | None = None
     """Its place in its gang."""
 
 
 class OpenTunnel(Message, tag="open_tunnel", frozen=True):
-    """Units of this run on several hosts call each other: listen for the other hosts. Answered by TunnelOpened."""
+    """Open the tunnel of this host and listen for the other hosts of the run. Answered by TunnelOpened."""
 
     bind: str = ""
     """Empty: the address from which the host reaches the coordinator."""
@@ -189,12 +189,12 @@ class OpenTunnel(Message, tag="open_tunnel", frozen=True):
 
 
 class TunnelPeers(Message, tag="tunnel_peers", frozen=True):
-    """The hosts of the run that have tunnels. Sent to all of them at every change."""
+    """The hosts of the run that have tunnels. Sent to each of these hosts at every change."""
 
     certificate: str
     authority: str
     peers: dict[str, str]
-    """HOST:PORT by the name of the host. Without HOST it is where the coordinator is reached."""
+    """HOST:PORT by the name of the host. An entry without HOST is on the host of the coordinator."""
 
 
 class RunSecrets(Message, tag="run_secrets", frozen=True):
@@ -202,12 +202,12 @@ class RunSecrets(Message, tag="run_secrets", frozen=True):
 
     http_token: str
     mongo_url: str = ""
-    """Of the embedded server, as its own host knows it; empty if the run file has a URL."""
+    """The URL of the embedded server, as used on its own host; empty if the run file has a URL."""
     mongo_host: str = ""
     outside_url: str = ""
-    """`mongo.url` of the run file, as the coordinator has read it; empty for an embedded server."""
+    """`mongo.url` of the run file, as the coordinator read it; empty for an embedded server."""
     outside_files: dict[str, str] = msgspec.field(default_factory=dict)
-    """The text of the files that it names, by its option."""
+    """The text of the files that this URL names, by the option of the URL."""
 
 
 class SignalUnit(Message, tag="signal_unit", frozen=True):

@@ -15,7 +15,7 @@ class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     oom: bool = False
     unknown: str = ""
     with_host: bool = False
-    """It ended because its host was booted, or its host lost the record of it. That is no fault of the unit."""
+    """It ended because its host rebooted, or its host lost its entry in the ledger. The unit is not at fault."""
 
     def __str__(self) -> str:
         if self.oom:
@@ -43,7 +43,7 @@ class UnitPart(msgspec.Struct, frozen=True, omit_defaults=True):
     unhealthy: str = ""
     """What its health check found."""
     memory_share: float = 0.0
-    """How near its fullest sandbox is to the memory limit, from half of it on."""
+    """The memory of its fullest sandbox as a share of the limit; 0 below half of it."""
     fullest: str = ""
     """The id of that sandbox."""
 
@@ -91,7 +91,7 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     age_s: float = 0.0
     at_most_s: float | None = None
     who: str = ""
-    """Who waits, if it is not the reporting unit: `batch`, `task g17`. `what` then describes `on`."""
+    """What waits, if it is not the reporting unit: `batch`, `task g17`. `what` then describes `on`."""
 
 
 class RepeatedError(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     """Unique on its host, and the same after a restart."""
     visible: str
-    """How a program is pointed to it: what CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES has."""
+    """The value that makes a program use it: for CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES."""
     kind: str
     """cuda, mig (a slice), rocm, declared."""
     name: str = ""
@@ -152,7 +152,7 @@ class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     cpus: int = 1
     memory_bytes: int = 0
     gpus: int = 0
-    """The number of devices. An agent that sends no list of them counts only."""
+    """The number of devices. An agent that sends no list of devices sends only this number."""
     cgroup_kill: bool = False
     cgroup_memory: bool = False
     boot_id: str = ""

@@ -26,7 +26,7 @@ class UnitHello(Message, tag="unit_hello", frozen=True):
     declared: tuple[Knob, ...] = ()
     """The knobs that this unit owns. It answers `PreviewKnob` for them and applies `SetKnob`."""
     hears_deaths: bool = False
-    """It wants a `UnitDied` for every life that ends."""
+    """It wants a `UnitDied` for every incarnation that ends."""
 
 
 class Beat(Message, tag="beat", frozen=True):
@@ -51,7 +51,7 @@ class UnitReport(Message, tag="unit_report", frozen=True):
     """The deadline of the phase, counted from its start or its last progress."""
     progress: int = 0
     progress_age_s: float | None = None
-    """How long ago it last made progress, or started; a restarted coordinator did not see it."""
+    """How long ago it last made progress, or started, because a restarted coordinator did not see that."""
     waits: tuple[Wait, ...] = ()
     weights: int | None = None
     """The version of its weights, if it has any."""
