@@ -1,7 +1,7 @@
 """The recording files of a run on disk: the current file, and older ones within limits of size and age.
 
 Invariants: the oldest files are removed first, and the current file never; no file without a whole frame remains; an
-error of the disk ends the current file and is reported until the next file could be begun.
+error of the disk ends the current file and is reported until a new file is open.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Writer:
             self._pending.append(Change(at, key) if value is None else Change(at, key, value))
 
     def mark(self, at: float, key: str) -> None:
-        """Something began to which playback can jump."""
+        """Marks that something began, so that playback can jump to it."""
         if len(self._marks) < MAX_MARKS:
             self._marks.append((at, key))
 

@@ -1,8 +1,7 @@
 """The reader of recordings: frames, marks and rows of a run on one time line, over files and lives of the coordinator.
 
 Invariants: opening reads only the heads of blocks; a file that is being written or was cut off is readable up to its
-last whole block, and a damaged file up to the damage; a time at which nothing was recorded is never read as if it had
-been.
+last whole block, and a damaged file up to the damage; a time without a recording is never shown as a recorded one.
 """
 
 from __future__ import annotations

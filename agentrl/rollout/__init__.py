@@ -15,6 +15,6 @@
     sampler_reporting                   orders of the unit, its status and metrics
     sampler_knobs                       settings that may change while a sampler runs
 
-Invariants: tokens are those of the engine and never made from text again; output is durable before anything that
-follows from it is visible; every Record ends for exactly one reason; every wait has a deadline.
+Invariants: tokens come from the engine and are never made from text again; output is durable before any consequence of
+it is visible; every Record ends for exactly one reason; every wait has a deadline.
 """

@@ -1,8 +1,9 @@
 """Environments of other packages as agent loops with their own scores; `agentrl.adapters` has their programs.
 
 Invariants:
-- The loop of such an environment has the environment's name. It passes on what the model says and what comes back.
-- The package scores what is stored: the texts of the turns, in whatever process.
+- The loop of such an environment has the environment's name. It passes the model's turns to the package, and the
+  package's answers to the model.
+- The package scores only what is stored, the texts of the turns, so any process can score.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from agentrl.rollout.tool_agent import ToolAgent
 
 
 def register_adapted(config: RunConfig) -> None:
-    """Make the environments of a run that other packages have known under their names."""
+    """Register the environments of a run that come from other packages, under their names."""
     for name, environment in config.environments.items():
         source = source_of(environment.code)
         if source is None or source.kind == "mcp":
@@ -119,5 +120,5 @@ class _PlayerInSandbox:
 
 
 def _process_of(program: Program) -> PlayerProcess:
-    """The one of this event loop. The same package in another sandbox, or in none, is another process."""
+    """The process for this event loop. The same package in another sandbox, or in none, has another process."""
     return scorers.helper_of(repr(program), lambda: PlayerProcess(program))

@@ -1,4 +1,4 @@
-"""Agent loops: how an agent goes about a task. A task names its loop; a run adds its own.
+"""Agent loops: how an agent works on a task. A task names its loop; a run can add its own.
 
     @register_loop("debate")
     class Debate(AgentLoop):
@@ -7,10 +7,10 @@
             ...
             return Outcome.ANSWERED
 
-Invariants: a loop knows the episode and nothing of stores, engines or toolboxes; what ends an episode from outside
-(limits, deadlines, failures) passes through it as one of the `exits`, which it must not catch. A loop that calls itself
-resumable asks the same model calls and tool calls in the same order whenever it is given the same answers: then
-another sampler continues it by answering from what is stored.
+Invariants: a loop knows the episode and nothing about stores, engines or toolboxes; limits, deadlines and failures end
+an episode by one of the `exits`, which pass through the loop and which it must not catch. A loop that is declared
+resumable makes the same model calls and tool calls in the same order whenever it gets the same answers, so another
+sampler can continue it: it runs the loop again with the stored answers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class AgentLoop(abc.ABC):
     """Subclass it, write `run`, and register it under a name."""
 
     resumable: ClassVar[bool] = False
-    """Whether another sampler may continue an episode in the middle; see above what that asks of `run`."""
+    """Whether another sampler may continue an episode in the middle; the docstring of the module says what this
+    requires of `run`."""
 
     @abc.abstractmethod
     async def run(self, episode: Episode) -> Outcome:
-        """Act until the end, and say how it ended: an outcome that is a result of the policy, or a limit."""
+        """Act until the end, and return the outcome: a result of the policy, or a limit."""
 
     def answer(self, texts: Sequence[str], task: Task) -> str | None:
-        """The answer, out of what the model wrote in each turn."""
+        """Extract the answer from what the model wrote in each turn."""
         return answer_extraction.extract(task.answer_schema, texts[-1]) if texts else None
 
     async def evaluate_record(self, texts: Sequence[str], task: Task) -> float | Score:
@@ -52,7 +53,7 @@ class AgentLoop(abc.ABC):
         return await scorers.score(task.scorer, self.answer(texts, task), task)
 
     def ending(self, text: str, task: Task) -> Outcome:
-        """For a turn after which the agent has nothing more to do."""
+        """The outcome of a turn that is the agent's last."""
         return Outcome.NO_ANSWER if self.answer([text], task) is None else Outcome.ANSWERED
 
 

@@ -1,4 +1,4 @@
-"""Where in a text the answer stands.
+"""Finds the answer in a text.
 
 Invariants: pure, and linear in the length of the text, whatever a model wrote; of several answers the last one counts;
 an answer that begins and is never closed does not count.
@@ -35,7 +35,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _unwrapped(content: str) -> str:
-    """A box that is all that another one holds says nothing more than the other."""
+    """If a box contains only another box, the inner one is the answer."""
     for _ in range(_MOST_WRAPPINGS):
         inner = _BOX.match(content)
         if inner is None or _closings(content).get(inner.end() - 1) != len(content) - 1:
@@ -56,11 +56,11 @@ def _boxes(text: str) -> Iterator[str]:
 
 
 def _closings(text: str) -> dict[int, int]:
-    """For each opening brace where it is closed, found in one pass. A brace after a backslash is a character."""
+    """Where each opening brace is closed, found in one pass. A brace after a backslash is an ordinary character."""
     ends: dict[int, int] = {}
     open_at: list[int] = []
     for match in _BRACES.finditer(text):
-        # `\boxed{` is one match of a backslash and a letter, and its brace another.
+        # In `\boxed{` the backslash with its letter is one match, and the brace is another.
         if match[0] == "{":
             open_at.append(match.start())
         elif match[0] == "}" and open_at:

@@ -60,7 +60,7 @@ class Attempt:
     settings: EpisodeSettings
     loop: AgentLoop | None = None
     stopped: bool = False
-    """Its record was cancelled or superseded: cancelling its task gives nothing to another sampler."""
+    """Its record was cancelled or superseded, so a cancelled attempt is not given to another sampler."""
     _recorder: Recorder | None = None
     _model_calls: ModelCalls | None = None
     _tool_calls: ToolCalls | None = None
@@ -100,7 +100,7 @@ class Attempt:
         return True
 
     async def leave(self) -> None:
-        """Stop where it can be taken up again. To be called for resumable loops only."""
+        """Stop where another sampler can continue. Call this only for resumable loops."""
         if not self._leaving:
             self._leaving = True
             await self._leave_calls()
@@ -132,7 +132,7 @@ class Attempt:
         except HandedOverError:
             await self._give_back(resumable=True)
             return True
-        # Side by side, so that no score waits for the tools.
+        # In parallel, so that no score waits for the tools.
         closing = asyncio.create_task(self._close_session(), name=f"close the session of {record.id}")
         try:
             return await self._end(self.loop, episode, ended)
@@ -177,7 +177,7 @@ class Attempt:
         return await self.context.endings.end(loop, self.claim, ending, episode.texts, data)
 
     async def _give_back(self, *, resumable: bool) -> None:
-        """If another sampler goes on with it, its tool calls and its session stay open."""
+        """Gives the record back. If another sampler will continue it, its tool calls and its session stay open."""
         if self._recorder is not None:
             why = "its record was cancelled" if self.stopped else "its sampler left"
             self._recorder.give_up_open(why, tool_calls=not resumable)
@@ -200,7 +200,7 @@ def _loop(name: str) -> AgentLoop:
 
 
 def _reproducing(episode: Episode, ended: EndedError) -> EndedError:
-    """A fork that ended inside of its trunk did not repeat it."""
+    """A fork that ended inside of its trunk did not reproduce the trunk."""
     trunk = episode.recorder.trunk_turns
     if episode.turns >= trunk or outcomes.class_of(ended.outcome) is OutcomeClass.INFRASTRUCTURE:
         return ended
@@ -209,7 +209,7 @@ def _reproducing(episode: Episode, ended: EndedError) -> EndedError:
 
 
 async def _settled(recorder: Recorder, ended: EndedError) -> EndedError:
-    """Tokens first: what could not be stored did not happen."""
+    """Waits until tokens are stored, because what could not be stored did not happen."""
     try:
         await recorder.settled()
     except EndedError as not_stored:

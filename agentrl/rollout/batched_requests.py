@@ -1,9 +1,9 @@
 """Coalesces calls: items that arrive while a batch is under way go into the next batch.
 
-What follows within a moment is waited for: a round trip costs more than what it carries.
+A batch waits a moment for more items, because a round trip costs more than its items.
 
-Invariants: each asker hears of its own item only; a failure that may be the fault of one item is tried for each alone,
-so no item fails for another; an item whose caller is cancelled is done all the same.
+Invariants: each caller gets the result of its own item only; if a batch fails and one item may be the cause, each item
+is tried alone, so no item fails because of another; an item whose caller is cancelled is still processed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GATHER_S = 0.05
 
 
 class Coalescer(Generic[A]):
-    """`act(item)` is True or False, as the batch says."""
+    """`act(item)` returns True or False, the result of its item in the batch."""
 
     def __init__(self, batch: Callable[[Sequence[A]], Awaitable[Sequence[bool]]]) -> None:
-        """`batch` may be repeated, and answers in the order of its items."""
+        """`batch` may be called again for the same items, and returns results in the order of its items."""
         self._batch = batch
         self._waiting: list[tuple[A, asyncio.Future[bool]]] = []
         self._working: asyncio.Task[None] | None = None

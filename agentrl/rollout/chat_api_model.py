@@ -1,8 +1,8 @@
 """A model behind an OpenAI-compatible address, for episodes that are tried.
 
 Invariants:
-- It gets the conversation as messages; how the prompt of a run would be written does not matter to it.
-- Nothing that it says may train: its tokens are not known.
+- It gets the conversation as messages, so the chat template of a run does not matter.
+- Its answers never train, because their tokens are not known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROLES = {"tool": "user", "": "user"}
 
 
 class ChatApiModel:
-    """An engine of one process."""
+    """An engine inside of one process."""
 
     def __init__(self, template: Template, url: str, name: str, key: str, version: int, *, max_tokens: int) -> None:
         """`max_tokens` of an answer are counted by the service."""
@@ -62,4 +62,4 @@ class ChatApiModel:
         )
 
     async def abort(self, rid: str) -> None:
-        """The answer of a call that is not awaited is dropped."""
+        """Does nothing: the answer of a call that nothing awaits is dropped."""

@@ -1,4 +1,4 @@
-"""The words of the model that is trained: its tokenizer, its chat template, the size of its vocabulary.
+"""The text format of the trained model: its tokenizer, its chat template, the size of its vocabulary.
 
 Invariant: they are those of the publications that engines serve; all publications of a run have the same ones.
 """
@@ -20,7 +20,8 @@ from agentrl.images.processing import Processing, processing_of
 class ChatFormat(NamedTuple):
     template: Template
     vocabulary: int
-    """Ids that the model can sample; more than the tokenizer's if its matrices are padded."""
+    """The number of ids that the model can sample; larger than the tokenizer's if the matrices of the model are
+    padded."""
     rewrites: str
     """Where the model's own chat template rewrites earlier turns, as a sentence; empty if it does not."""
     images: Processing | None = None
@@ -28,13 +29,14 @@ class ChatFormat(NamedTuple):
 
 
 def of_run(directory: Path, config: RunConfig) -> ChatFormat:
-    """As the run file says."""
+    """The format of the model in the run file."""
     wanted = config.model
     return read(directory) if wanted is None else read(directory, wanted.template, most_pixels=wanted.images.max_pixels)
 
 
 def read(directory: Path, variables: Mapping[str, Any] | None = None, *, most_pixels: int = 0) -> ChatFormat:
-    """`variables` are those of the chat template; `most_pixels` those of an image, if fewer than the model's."""
+    """`variables` are those of the chat template; `most_pixels` limits the pixels of an image below the model's own
+    limit."""
     try:
         described = json.loads((directory / "config.json").read_bytes())
         declared = int({**(described.get("text_config") or {}), **described}.get("vocab_size") or 0)

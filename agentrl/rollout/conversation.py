@@ -1,7 +1,7 @@
 """An episode as messages, for agent loops that are functions.
 
-Invariants: what the model said before stays the tokens that it sampled, and what is added between are the template's
-tokens for it, so a loop of messages trains exactly what a loop of tokens would.
+Invariants: earlier turns of the model keep the tokens that it sampled, and the template makes the tokens of the
+messages between them, so a loop of messages trains exactly what a loop of tokens would.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Conversation(conversation.Conversation):
         return [*self._prompt, *last.ids, *self._episode.user_ids(message, ended=last.ended)]
 
     def _after_tools(self, last: episodes.Reply, results: Sequence[str]) -> list[int]:
-        """Strategies of context and rewritten histories are for the agent's own conversation."""
+        """Strategies of a context and rewritten histories apply only to the agent's own conversation."""
         if self._name == MAIN:
             return self._episode.after_tools(self._prompt, last, results)
         return [*self._prompt, *last.ids, *self._episode.result_ids(last, results)]

@@ -39,7 +39,7 @@ TEARDOWN_WITHIN_S = 10.0
 
 
 def register_declared() -> None:
-    """Make what this process has imported known under its names."""
+    """Register the environments that this process has imported, under their names."""
     for environment in declared():
         register_loop(environment.name)(_loop_of(environment))
         if environment.scorers:
@@ -103,7 +103,7 @@ async def _lived(function: LifeFunction | None, conversation: Conversation) -> N
 
 
 async def keep_state(episode: Episode, conversation: Conversation) -> None:
-    """Stores what tools and loop keep, for scorers."""
+    """Stores the state of the tools and of the loop, for scorers."""
     await episode.state_of_tools()
     if conversation.state:
         try:
@@ -114,7 +114,7 @@ async def keep_state(episode: Episode, conversation: Conversation) -> None:
 
 
 def seen(episode: EndedEpisode, answer: str | None) -> ScoredEpisode:
-    """The stored episode, as scorers of a file see it."""
+    """The stored episode in the form that scorers in a file get."""
     calls = [
         ToolCall(turn, call.tool, call.arguments, image_marks.shown(call.result), call.status == ToolCallStatus.OK)
         for turn, call in zip(episode.turns_of_calls, episode.tool_calls, strict=True)
@@ -141,7 +141,7 @@ def _is_own(call: documents.ToolCall) -> bool:
 
 
 def _state(texts: list[str]) -> Mapping[str, Mapping[str, Any]]:
-    """What the tools of all servers and the loop kept."""
+    """The stored state of the tools of all servers, and of the loop."""
     found: dict[str, Any] = {}
     for text in texts:
         try:

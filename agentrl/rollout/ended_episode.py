@@ -1,7 +1,7 @@
 """What a score may depend on: an ended episode with its tool calls, as it is stored.
 
-Scoring may happen again in another process after the episode and its sessions are gone, so a score follows from what is
-stored and from nothing else.
+Scoring may be repeated in another process after the episode and its sessions are gone, so a score depends on stored
+data only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class EndedEpisode:
     turns_of_calls: Sequence[int]
     """The turn of each of them."""
     branches: Sequence[str] = ()
-    """For each text the conversation beside the agent's own that it belongs to; empty for its own."""
+    """For each text, the branch that it belongs to; empty for the agent's own conversation."""
 
     @property
     def own_texts(self) -> list[str]:
-        """Without those of conversations beside the agent's own."""
+        """The texts of the agent's own conversation."""
         branches = self.branches or [""] * len(self.texts)
         return [text for text, branch in zip(self.texts, branches, strict=True) if not branch]
 
@@ -44,19 +44,20 @@ _stored: ContextVar[Stored] = ContextVar("stored_episode")
 
 
 def scores(stored: Stored) -> None:
-    """What scorers that this task calls may ask for."""
+    """Makes this episode available to the scorers that the present asyncio task calls."""
     _stored.set(stored)
 
 
 async def stored_episode() -> EndedEpisode:
-    """The episode that is scored now, for a scorer that is given less of it."""
+    """The episode that is scored now, for a scorer whose arguments have only a part of it."""
     return await _stored.get()()
 
 
 async def from_calls(
     database: Database, task: Task, record: str, outcome: str, answered: Sequence[DispatchedSamplingTask]
 ) -> EndedEpisode:
-    """From the model calls with tokens; texts and results that were cut for their documents are whole here."""
+    """Makes the episode from its model calls with tokens. Texts and results that were cut for their documents are whole
+    here."""
     cut = await chunks.cut_of(database, [record])
 
     async def whole(document: str, field: str, inline: str) -> str:

@@ -2,11 +2,11 @@
 (`sandbox`), or both.
 
 Their agents and scorers run beside the sampler and ask it for turns, tools and other models, so turns, limits and
-records are those of any other environment. `agentrl.environments.activities` is the other side.
+records work as in any other environment. `agentrl.environments.activities` is the other side.
 
 Invariants:
 - The file is never imported here: it may need packages that agentrl does not have, or not be trusted.
-- A sandbox that is required and not to be had here is refused before an episode begins.
+- If a required sandbox is not available on this host, the environment is refused before an episode begins.
 - A process that dies fails its episodes with a sentence, and the next episode starts it again.
 """
 
@@ -75,7 +75,7 @@ class FileProgram:
 
 
 def register_elsewhere(config: RunConfig) -> None:
-    """Make these environments of a run known under their names."""
+    """Register these environments of a run under their names."""
     for name, environment in config.environments.items():
         if not environment.is_apart:
             continue
@@ -117,7 +117,7 @@ def _loop_of(name: str, program: FileProgram, *, resumable: bool) -> type[AgentL
             try:
                 found = (await activity(program, "score", asdict(seen(episode, answer)), serve)).returned
             except PlayerError as cannot:
-                # Of what its process was told only the sentence comes back.
+                # The process returns only a sentence, so the error that it got from here is remembered.
                 raise UnscoredError(str(cannot)) from (unanswered[-1] if unanswered else cannot)
             return Score(found["value"], found["parts"], tuple(found["turns"]))
 
@@ -127,7 +127,7 @@ def _loop_of(name: str, program: FileProgram, *, resumable: bool) -> type[AgentL
 
 
 class _ServedEpisode:
-    """Does for the process what an agent in the sampler would do itself."""
+    """Makes the model calls and tool calls of an episode for the process that plays it."""
 
     def __init__(self, episode: Episode, tool_agent: Callable[[Episode], Awaitable[Outcome]]) -> None:
         self.main = Conversation(episode)
@@ -184,7 +184,7 @@ class Ended:
 
 
 async def activity(program: FileProgram, kind: str, given: dict[str, Any], serve: Serve) -> Ended:
-    """Plays an episode (`act`) or scores one (`score`). Raises PlayerError, and what ends the episode."""
+    """Plays an episode (`act`) or scores one (`score`). Raises PlayerError, and the errors that end the episode."""
     process, key = _process_of(program), uuid.uuid4().hex
     try:
         await process.ask("begin", activity=key, kind=kind, given=given)
@@ -199,7 +199,8 @@ async def activity(program: FileProgram, kind: str, given: dict[str, Any], serve
 
 
 async def _give(process: PlayerProcess, key: str, want: dict[str, Any], serve: Serve) -> None:
-    """Errors of use are for the code that asked; what ends the episode ends it."""
+    """Answers a request of the process. Errors of use are returned to its code; an error that ends the episode is
+    raised."""
     try:
         given: dict[str, Any] = {"value": await serve(want)}
     except (ValueError, TypeError, OtherModelError) as wrong:
@@ -209,7 +210,7 @@ async def _give(process: PlayerProcess, key: str, want: dict[str, Any], serve: S
 
 @contextlib.asynccontextmanager
 async def _first_error() -> AsyncIterator[None]:
-    """An episode ends by the error itself, not by a group of them."""
+    """The single error inside of an exception group, because an episode ends by one error."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -217,5 +218,5 @@ async def _first_error() -> AsyncIterator[None]:
 
 
 def _process_of(program: FileProgram) -> PlayerProcess:
-    """The one of this event loop."""
+    """The process for this event loop."""
     return scorers.helper_of(str(program.command), lambda: PlayerProcess(program))

@@ -2,8 +2,8 @@
 
 Invariants: a turn is one logical model call with the tool calls that it caused, and is stored when the next one begins
 or the episode ends; model calls of one branch of an episode follow each other; the tokens of a trajectory are sampled
-ids and separately tokenised segments of the environment; a loop that goes on after a hand-over is given the same
-answers as before, out of the store, until it is where it was.
+ids and separately tokenised segments of the environment; after a hand-over a loop gets the same answers as before from
+the store, until it is where it was.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from agentrl.toolservers.user_names import SET_UP, SETUP_TOOL, STATE_TOOL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What was in force when the episode was claimed."""
+    """The limits that were in force when the episode was claimed."""
 
     max_turns: int
     max_tokens: int
@@ -88,8 +88,8 @@ class Episode:
         random: int,
         others: EpisodeModels | None = None,
     ) -> None:
-        """`random` is the run's own number, from which every call's follows. `others`: models besides the one that is
-        trained."""
+        """`random` is the seed of the run, from which the seed of every call is derived. `others`: models besides the
+        trained one."""
         self.task = task
         self.environment = environment
         self.limits = limits
@@ -97,10 +97,10 @@ class Episode:
         self.recorder = recorder
         self._texts: dict[int, str] = {}
         self._branches: list[str] = []
-        """Of each turn that has begun."""
+        """The branch of each turn that has begun."""
         self.malformed_turns = 0
         self.left_behind: list[Place] = []
-        """Where the loop began tasks that were still at work when it ended."""
+        """Where the loop created asyncio tasks that were still running when it ended."""
         self._history: list[Message] = []
         """Turns and results after the query, if the template writes them again."""
         self.images = images
@@ -119,7 +119,7 @@ class Episode:
         self._open: dict[str, int] = {}
         """By branch, the index of the turn that is not over."""
         self._callers: set[asyncio.Task[object]] = set()
-        """Tasks of the loop that wait for a model call or tool calls."""
+        """Asyncio tasks of the loop that wait for a model call or tool calls."""
         self._busy: set[str] = set()
         """Branches that wait for the model."""
         self._stopped = False
@@ -127,7 +127,7 @@ class Episode:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the model is offered."""
+        """The tools that the model is offered."""
         return self._tools.offer.specs
 
     def _hidden(self, tool: str) -> list[str]:
@@ -160,7 +160,7 @@ class Episode:
         return len(self._branches)
 
     async def prepare(self) -> None:
-        """Loads the images of the task. The episode ends here if one cannot be shown."""
+        """Loads the images of the task. The episode ends here if the model cannot be shown one of them."""
         await self.show(*(one.content for one in self.task.earlier), self.task.query)
 
     async def show(self, *texts: str) -> None:
@@ -218,7 +218,7 @@ class Episode:
         return system, earlier
 
     async def model(self, prompt: Sequence[int], *, may_be_cut: bool = False, branch: str = MAIN) -> Reply:
-        """The next turn of a branch. The episode ends here if there may be none.
+        """The next turn of a branch. The episode ends here if a limit allows no further turn.
 
         It also ends at a reply that is cut off by `max_tokens`; with `may_be_cut` the loop gets it (`ended` is false).
         """
@@ -260,8 +260,8 @@ class Episode:
         return reply.text
 
     async def call_tools(self, calls: Sequence[Call], *, branch: str = MAIN) -> list[str]:
-        """All at once; their results in the order of the calls. A call of a hidden tool is refused like one of a tool
-        that does not exist, because a model may have written it."""
+        """Makes all calls at once; returns their results in the order of the calls. A call of a hidden tool is refused
+        like a call of an unknown tool, because a model may have written it."""
         with self._calling():
             results = await self._tools.run(await self._turn_with_state(branch), calls)
             if self.others is None:
@@ -276,7 +276,7 @@ class Episode:
                 await self._tools.run(await self._turn_with_state(MAIN), calls, hidden=True)
 
     async def _turn_with_state(self, branch: str) -> int:
-        """The turn of the branch, once the tools have made their state."""
+        """The turn of the branch. Before it returns, the tools have made their state."""
         turn = self._open.get(branch)
         assert turn is not None, "tools are called by a turn"
         async with self._setting_up:
@@ -286,7 +286,8 @@ class Episode:
         return turn
 
     async def _set_up(self, turn: int) -> None:
-        """Lets the tools of files make their state. It is the first call of a session, so a replay makes it, too."""
+        """Lets the tools of Python files make their state. This is the first call of a session, so a replay makes it
+        too."""
         names = self._hidden(SETUP_TOOL)
         if not names:
             return
@@ -297,23 +298,23 @@ class Episode:
                 raise EndedError(Outcome.TOOL_SERVER_FAILED, f"the setup of {places[name][0]} failed: {result}")
 
     def _given_to(self, server: str) -> dict[str, Any]:
-        """The task, and the tools of the server whose state is wanted."""
+        """The arguments of that call: the task, and the tools of the server."""
         offered = {tool for of, tool in self._tools.offer.places.values() if of == server}
         task = {"query": self.task.query, "truth": self.task.answer, "row": self.task.extra}
         return {**task, "tools": sorted(offered)}
 
     async def state_of_tools(self) -> None:
-        """Reads what the tools keep, and stores it for scorers; after a turn only."""
+        """Reads the state of the tools and stores it for scorers. Call it only after a turn."""
         if MAIN in self._open:
             await self.call_hidden(STATE_TOOL)
 
     async def keep_state(self, text: str) -> None:
-        """Stores what the loop keeps, for scorers; after a turn only."""
+        """Stores the state of the loop for scorers. Call it only after a turn."""
         if (turn := self._open.get(MAIN)) is not None:
             await self._tools.keep(turn, STATE_TOOL, text)
 
     def stop(self) -> None:
-        """Cancels the calls of tasks that the loop left behind: what they still get belongs to no record."""
+        """Cancels the calls of asyncio tasks that the loop left behind, because their results belong to no record."""
         self._stopped = True
         for caller in self._callers:
             caller.cancel()
@@ -331,7 +332,7 @@ class Episode:
             self._callers.discard(caller)
 
     def over(self) -> None:
-        """The last turns are complete."""
+        """Ends the last turns of all branches."""
         for branch in list(self._open):
             self._close_turn(branch, last=True)
 

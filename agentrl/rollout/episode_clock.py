@@ -1,7 +1,6 @@
 """The deadline of an episode, which stands still while the episode is parked.
 
-Invariant: time that others are waited for on purpose (an open breaker, a toolbox that is full or away, an engine) is
-not the episode's.
+Invariant: time spent waiting for an open circuit breaker, a toolbox that is full or away, or an engine does not count.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class EpisodeClock:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """TimeoutError at the deadline, and `expired` tells that it is this one and none of the body's own."""
+        """Raises TimeoutError at the deadline. `expired` distinguishes it from a TimeoutError of the body."""
         self._timeout = asyncio.timeout(self._seconds)
         try:
             async with self._timeout:
@@ -33,7 +32,7 @@ class EpisodeClock:
 
     @contextlib.contextmanager
     def parked(self) -> Iterator[None]:
-        """Several calls may park at the same time: the clock stands until the last of them goes on."""
+        """Several calls may park at the same time; the clock stands still until the last of them continues."""
         self._parked += 1
         if self._parked == 1:
             self._stop()
@@ -45,7 +44,7 @@ class EpisodeClock:
                 self._go_on()
 
     def give_back(self, seconds: float) -> None:
-        """This time was lost to a failure that is not the policy's."""
+        """Adds time that was lost to a failure that is not the policy's."""
         self._seconds += seconds
         if self._timeout is not None and (due := self._timeout.when()) is not None and not self._timeout.expired():
             self._timeout.reschedule(due + seconds)

@@ -1,7 +1,7 @@
-"""What leads out of an episode from below: limits, deadlines, failures, and the loss of the claim.
+"""The exceptions that end an episode below its loop: limits, deadlines, failures, and the loss of the claim.
 
-Invariants: none of them is an `Exception`, so that no loop can take one for its own; each has all that is needed
-to end the episode.
+Invariants: they do not derive from `Exception`, so no `except Exception` of a loop can catch them; each has all that is
+needed to end the episode.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from agentrl.policies.outcomes import Outcome
 
 
 class EpisodeExit(BaseException):
-    """Leads out of an episode. No `except Exception` of a loop can take it for its own."""
+    """Ends an episode. No `except Exception` of a loop can catch it."""
 
 
 class EndedError(EpisodeExit):
-    """The episode is over for a reason that is not the loop's to decide."""
+    """The episode is over for a reason that the loop does not decide."""
 
     def __init__(self, outcome: Outcome, error: str = "", *, free: bool = False) -> None:
         super().__init__(f"{outcome}: {error}" if error else str(outcome))
@@ -25,7 +25,7 @@ class EndedError(EpisodeExit):
 
 
 class HandedOverError(EpisodeExit):
-    """This sampler leaves; another one goes on with the episode from what is stored."""
+    """This sampler leaves; another one continues the episode from what is stored."""
 
 
 class DroppedError(EpisodeExit):

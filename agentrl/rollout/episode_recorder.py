@@ -1,9 +1,9 @@
-"""Stores what one episode does, and reads what of it was stored before, if another sampler began it.
+"""Stores what one episode does, and reads what another sampler stored of it before.
 
-Invariants: a turn is one document: its model call, the parsed text, the tool calls; it is written when the turn is
-over, when it takes long enough that a person may ask what is waited for, and before a tool is called that must not run
-twice; the documents of an episode are written in their order; `settled` returns when everything is durable. A write
-that fails ends the episode, and one that finds another owner drops it. Ids are never used twice, also not over a
+Invariants: a turn is one document: its model call, the parsed text, the tool calls. The document is written when the
+turn is over, when the turn takes so long that a person may look at it, and before the call of a tool that must not run
+twice. The documents of an episode are written in their order; `settled` returns when everything is durable. A write
+that fails ends the episode; a write that finds another owner drops it. Ids are never used twice, even across a
 hand-over.
 """
 
@@ -36,9 +36,10 @@ from agentrl.tokens.token_tree import TokenTree
 from agentrl.toolbox.api_messages import CallAnswer
 
 SHOWN_AFTER_S = 1.0
-"""What is over sooner is written once, whole."""
+"""A turn that ends sooner is written once, as a whole."""
 PROGRESS_EVERY_S = 10.0
-"""After the first turn, whose versions decide how old the Record is; the later ones are for people."""
+"""How often progress is written after the first turn. The versions of the first turn decide how old the Record is;
+later progress is only for people."""
 _ANSWER = ("status", "output", "log_probs", "versions", "finish_reason", "engine", "error", "done_at")
 _UNDER_WAY = (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING)
 
@@ -58,7 +59,7 @@ class KnownCall:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Draft:
-    """A document as it is here, and what of it was not handed to the writer yet."""
+    """A document as this process knows it, and the part that the writer did not get yet."""
 
     call: DispatchedSamplingTask
     stored: bool = False
@@ -73,7 +74,7 @@ class _Draft:
 
 
 class Recorder:
-    """Of one episode. Made by `begin`."""
+    """Stores one episode. `begin` makes it."""
 
     def __init__(self, database: Database, writer: Writer, record: Record, owner: str) -> None:
         self.record = record
@@ -83,7 +84,7 @@ class Recorder:
         self._tree = TokenTree()
         self._next_call = 0
         self._calls: dict[int, KnownCall] = {}
-        """Those with tokens."""
+        """The model calls with tokens."""
         self._tool_calls: dict[str, ToolCall] = {}
         self._trunk: dict[str, int] = {}
         """The tool calls that a fork was given, with their turns."""
@@ -94,11 +95,11 @@ class Recorder:
         self._pending: set[asyncio.Future[None]] = set()
         self._progress_at = float("-inf")
         self._failed: DroppedError | EndedError | None = None
-        """Why something of it is not stored."""
+        """The error because of which something was not stored."""
 
     @classmethod
     async def begin(cls, database: Database, writer: Writer, claim: Claim, owner: str) -> Recorder:
-        """With what is stored already, which is this owner's from now on."""
+        """Makes a recorder that starts from what is already stored, which belongs to this owner from now on."""
         recorder = cls(database, writer, claim.record, owner)
         if claim.record.fork is not None:
             await forks.copy_trunk(database, claim.record, owner)
@@ -108,7 +109,7 @@ class Recorder:
         return recorder
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Stops writing."""
         for draft in self._drafts.values():
             _stop(draft)
         self._drafts.clear()
@@ -124,7 +125,7 @@ class Recorder:
 
     @property
     def has_tool_calls(self) -> bool:
-        """Of any turn, also of one that is not over: what was requested may have been carried out."""
+        """Whether any turn has tool calls, even a turn that is not over, because a requested call may have run."""
         return any(call.status != ToolCallStatus.REFUSED for call in self._tool_calls.values())
 
     def has_requested(self, tool_call: str) -> bool:
@@ -136,12 +137,12 @@ class Recorder:
 
     @property
     def next_index(self) -> int:
-        """Of the next model call."""
+        """The index of the next model call."""
         return self._next_call
 
     @property
     def reached(self) -> Reached:
-        """What is stored once everything is settled."""
+        """How far the episode is, once everything is settled."""
         own = [run for index, run in self.runs.items() if index not in self.context]
         versions = sorted({version for run in own for version, count in run if count})
         return Reached(
@@ -154,7 +155,7 @@ class Recorder:
 
     @property
     def own_tokens(self) -> int:
-        """Generated tokens, without those of the trunk of a fork."""
+        """The number of generated tokens, without those of a fork's trunk."""
         return sum(len(call.output) for call in self._calls.values() if call.document.turn >= self.trunk_turns)
 
     @property
@@ -168,13 +169,13 @@ class Recorder:
 
     @property
     def trunk_turns(self) -> int:
-        """Turns that a fork was given."""
+        """How many turns the trunk of a fork has."""
         fork = self.record.fork
         return 0 if fork is None else fork.turns + bool(fork.call)
 
     @property
     def trunk_calls(self) -> dict[str, EarlierCall]:
-        """The places of the tool calls that a fork was given."""
+        """The tool calls in the trunk of a fork, with their places."""
         of_trunk = {id: self._tool_calls[id] for id in self._trunk}
         return {id: replays.place_of(call, self._trunk[id]) for id, call in of_trunk.items()}
 
@@ -183,7 +184,7 @@ class Recorder:
 
     @property
     def has_own_tool_calls(self) -> bool:
-        """Besides those of the trunk."""
+        """Whether there are tool calls besides those of the trunk."""
         return len(self._tool_calls) > len(self._trunk)
 
     @property
@@ -196,7 +197,7 @@ class Recorder:
     def sent(
         self, turn: int, prompt: list[int], sampling: Sampling, engine: str, branch: str = ""
     ) -> DispatchedSamplingTask:
-        """A call that goes to an engine now. It need not be durable: nothing has seen what is not stored."""
+        """Notes a call that goes to an engine now. It need not be durable yet, because nothing depends on it."""
         index, self._next_call = self._next_call, self._next_call + 1
         base, length = self._tree.base(prompt)
         call = DispatchedSamplingTask(
@@ -245,7 +246,8 @@ class Recorder:
             self._write_soon(draft)
 
     def turn_over(self, turn: int, *, last: bool = False) -> None:
-        """The turn with all its tool calls is complete. After the last one the Record's own end has its progress."""
+        """The turn with all its tool calls is complete. After the last turn, the end of the Record stores the
+        progress."""
         draft = self._turns[turn]
         if draft.call.over_at is not None:
             return
@@ -270,10 +272,11 @@ class Recorder:
         session: str,
         durable: bool = True,
     ) -> ToolCall:
-        """A tool call that may be sent when this returns; `durable`: it is stored then, with all that led to it.
+        """Makes a tool call that may be sent when this returns. With `durable` the call is stored then, and all before
+        it.
 
-        Otherwise everything before this turn is stored. A sampler that takes over knows the highest stored index of a
-        model call; if two indexes were missing, it would use the id of this tool call for another one.
+        Without it, only everything before this turn is stored. A sampler that takes over knows only the highest stored
+        index of a model call; if two indexes were missing, it would use the id of this tool call for another call.
         """
         draft = self._turns[turn]
         call = ToolCall(
@@ -297,11 +300,11 @@ class Recorder:
         return call
 
     def tool_runs(self, call: ToolCall) -> None:
-        """A toolbox has it now."""
+        """A toolbox has accepted the call."""
         self._moved(call, ToolCallStatus.RUNNING)
 
     def tool_moved(self, call: ToolCall, status: ToolCallStatus, answer: CallAnswer | None = None) -> None:
-        """Its end."""
+        """The call has ended."""
         if answer is not None:
             call.error_class = answer.error_class
             call.result = answer.content
@@ -313,14 +316,14 @@ class Recorder:
     # ---- durability ----
 
     async def settled(self) -> None:
-        """Everything up to now is durable."""
+        """Returns when everything up to now is durable."""
         for draft in list(self._drafts.values()):
             if draft.is_dirty and draft.call.status != CallStatus.SENT:
                 self._write(draft)
         await self._written()
 
     def give_up_open(self, why: str, *, tool_calls: bool = True) -> None:
-        """Ends what is still open. Tool calls are left open for a sampler that will join them."""
+        """Ends what is still open. Tool calls stay open if another sampler will join them."""
         for draft in list(self._drafts.values()):
             if draft.call.status == CallStatus.SENT:
                 self.failed(draft.call, why)
@@ -332,7 +335,7 @@ class Recorder:
     # ---- inside ----
 
     async def _take_over(self, *, fresh: bool) -> None:
-        """`fresh`: no sampler had it before, so all that is stored is the trunk of a fork."""
+        """`fresh`: no sampler had the record before, so only the trunk of a fork can be stored."""
         taken = calls.stored if fresh else calls.take_over
         trunk = await taken(self._database, self.record.id, self.record.task, self._owner)
         prompts = span_lists.full_prompts(calls.stored_calls(trunk.answered))
@@ -346,7 +349,8 @@ class Recorder:
         }
 
     def _refuse_without_trunk(self) -> None:
-        """Without the calls of its base a fork would sample its trunk, and train what was not to be trained."""
+        """Refuses a fork without the calls of its base: it would sample its trunk again, and train what must not
+        train."""
         there = {call.document.turn for call in self._calls.values() if call.done}
         if self.record.fork is not None and (gone := {*range(self.trunk_turns)} - there):
             why = f"turn {min(gone)} of its base {self.record.fork.base} is not stored any more"
@@ -370,12 +374,12 @@ class Recorder:
         self._write_soon(draft)
 
     def _write_soon(self, draft: _Draft) -> None:
-        """Unless it is over before."""
+        """Writes the turn soon, unless it is over before."""
         if draft.timer is None:
             draft.timer = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._write, draft)
 
     def _write(self, draft: _Draft) -> None:
-        """The writes take their places in the order now, and are waited for by `settled`."""
+        """Queues the writes in order now; `settled` waits for them."""
         _stop(draft)
         fields, moved, new = sorted(draft.fields), draft.moved, draft.new
         draft.fields, draft.moved, draft.new = set(), {}, []
@@ -387,14 +391,15 @@ class Recorder:
             return
         known = [call for id, call in moved.items() if id not in {one.id for one in new}]
         if new:
-            # An answer and its tool calls are one write: wherever a crash stops this, no call without tokens has any.
+            # An answer and its tool calls are one write, so a crash never leaves tool calls on a model call without
+            # tokens.
             self._watch(self._writer.update(draft.call, fields, new=new))
             fields = []
         if fields or known:
             self._watch(self._writer.update(draft.call, fields, known))
 
     async def _written(self) -> None:
-        """What was handed to the writer up to now is durable."""
+        """Waits until what the writer got up to now is durable."""
         while self._pending:
             await asyncio.wait(self._pending)
             done = [write for write in self._pending if write.done()]
@@ -426,7 +431,7 @@ def _stop(draft: _Draft) -> None:
 
 @contextlib.contextmanager
 def ending_errors() -> Iterator[None]:
-    """What the store says when it does not take a write, as the end of the episode."""
+    """Turns the error of a refused write into an error that ends the episode."""
     try:
         yield
     except OwnershipError:

@@ -1,8 +1,8 @@
 """One run of an agent loop in an episode: what it is made of, and why it ended.
 
 Invariants: the deadline of an episode covers all that the loop does; whatever the code of a user raises is one outcome
-with one sentence. What comes before and after (claims, scores, the end of a record) is of no concern here, so an
-episode can be tried without them.
+with one sentence. This module knows nothing about claims, scores or the end of a record, so an episode can be tried
+without them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("sampler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSettings:
-    """What an episode goes by; taken at its claim."""
+    """The settings of an episode, read at its claim."""
 
     max_turns: int = 0
     """0: as the environment says."""
@@ -57,7 +57,7 @@ class Surroundings:
     wait: Wait
     images: ShownImages
     helpers: Helpers | None = None
-    """Other models; None where there are none to ask."""
+    """Other models; None if there are none."""
 
 
 def make_episode(
@@ -119,7 +119,7 @@ async def act(
     except (EpisodeExit, asyncio.CancelledError):
         raise
     except BaseExceptionGroup as several:
-        # A loop with tasks of its own; the first reason is the reason.
+        # The loop had tasks of its own: the first error is the reason.
         if isinstance(exit_ := _first_exit(several), EndedError):
             return exit_
         if exit_ is not None:
@@ -128,7 +128,7 @@ async def act(
     except FATAL as fatal:
         return _loop_failed(episode, fatal)
     except Exception as broken:  # noqa: BLE001 - logged where the answer is made
-        # The boundary to code of users. Only the clock's own timeout is the episode's.
+        # The boundary to code of users. Only a timeout of the clock is the deadline of the episode.
         if isinstance(broken, TimeoutError) and clock.expired:
             return _timed_out(episode, settings)
         return _loop_failed(episode, broken)
@@ -150,7 +150,7 @@ def _timed_out(episode: Episode, settings: EpisodeSettings) -> EndedError:
 
 
 def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> Limits:
-    """What was frozen at admission; the configuration where an older document says nothing."""
+    """The limits that were frozen at admission; those of the configuration if an older document has none."""
 
     def number(name: str, default: float) -> float:
         value = sampling.get(name)

@@ -1,7 +1,7 @@
 """The judges of the run file as scorers.
 
-Invariants: a judge scores by what the run file says of it at that moment; one that does not answer, or gives no
-verdict, leaves the record unscored.
+Invariants: a judge scores by its section of the run file as it is at that moment; a judge that does not answer, or
+gives no verdict, leaves the record unscored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _registered: dict[str, scorers.Scorer] = {}
 
 
 def configure(judges: Mapping[str, Judge]) -> None:
-    """Raises ConfigError for the name of a scorer that is no judge."""
+    """Raises ConfigError if a judge has the name of a scorer of another kind."""
     for name in judges:
         made = _registered.setdefault(name, _scorer(name))
         scorers.register_scorer(name)(made)

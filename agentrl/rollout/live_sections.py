@@ -1,7 +1,7 @@
-"""Follows the sections of the run file that hold without a restart.
+"""Follows the sections of the run file that take effect without a restart.
 
-Invariants: what `agentrl up` brings into force is read within seconds, once; a file that cannot be read changes
-nothing; on a host without the run's directory it is fetched again from time to time.
+Invariants: changes by `agentrl up` are read once, within seconds; a file that cannot be read changes nothing; on a host
+without the run's directory the file is fetched again from time to time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from agentrl.store import run_database
 log = logging.getLogger("sampler")
 LOOK_EVERY_S = 1.0
 FETCH_EVERY = 15
-"""Looks between two of another host's file."""
+"""A file on another host is fetched once in this many looks."""
 
 
 async def follow(
     run_dir: Path, config: RunConfig, take: Callable[[RunConfig], None], fetch: Callable[[], Awaitable[None]]
 ) -> None:
-    """Calls `take` when a live section differs from what it was. Runs until cancelled."""
+    """Calls `take` when a live section has changed. Runs until cancelled."""
     held, seen, looks = config, _stamp(run_dir), 0
     while True:
         await asyncio.sleep(LOOK_EVERY_S)

@@ -33,7 +33,7 @@ class NoVerdictError(Exception):
 
 
 class MathJudge:
-    """Compares one pair of answers after the other."""
+    """Compares pairs of answers, one after the other."""
 
     def __init__(self, *, processor_s: int = PROCESSOR_S) -> None:
         self._processor_s = processor_s

@@ -5,7 +5,7 @@ mathematics.
 
 Invariants:
 - one question per line in, one verdict per line out, in order;
-- text is read by a grammar: the only text that sympy may evaluate as Python is a single number;
+- text is parsed by a grammar: the only text that sympy may evaluate as Python is a single number;
 - a question gets a bounded amount of processor time and memory, so a verdict does not depend on how busy the host is;
 - the process ends when its standard input does.
 """
@@ -65,7 +65,7 @@ _ABSOLUTE = re.compile(r"(?<![\\a-zA-Z])abs\(([^()]*)\)")
 _ROOT = re.compile(r"(?<![\\a-zA-Z])sqrt\(([^()]*)\)")
 _EXPONENT = re.compile(r"(?<=\d)[eE]([+-]?\d{1,3})(?!\d)")
 _NUMBER = re.compile(r"-?(?:Integer|Float) ?\('?[\d.eE+-]+'? ?\)")
-"""The Python that sympy makes of a number."""
+"""The Python code that sympy makes from a number."""
 
 
 class UnreadableError(ValueError):
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def verdict(answer: str, truth: str) -> str:
-    """Whether two answers are equal. Unreadable is also what is too deep or too large for this process."""
+    """Whether two answers are equal. An answer that is too deep or too large for this process counts as unreadable."""
     try:
         # The limits of this process bound the time, so math-verify needs no alarms of its own.
         same = verify(read(truth), read(answer), float_rounding=15, timeout_seconds=None)

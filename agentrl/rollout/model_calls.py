@@ -1,9 +1,9 @@
-"""One logical model call: the tokens of an assistant's turn, whatever engines do meanwhile.
+"""One logical model call: the tokens of one turn of the assistant, even if engines fail meanwhile.
 
-Invariants: every request to an engine is a DispatchedSamplingTask of its own; what an aborted one had generated is kept
-and continued, never generated again; a request that was lost is sent again, to another engine if there is one; an
-answer that cannot be true is not kept. A call fails after so many requests in a row without a token, or when no
-engine takes it in time.
+Invariants: every request to an engine is a DispatchedSamplingTask of its own; the tokens of an aborted request are kept
+and continued, never generated again; a lost request is sent again, to another engine if there is one; an impossible
+answer is not kept. A call fails after `MOST_FRUITLESS` requests in a row without a token, or when no engine takes it in
+time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from agentrl.tracing import spans
 MOST_FRUITLESS = 4
 """Requests in a row that gave no token."""
 ENGINE_WITHIN_S = 120.0
-"""How long a call waits until any engine takes it. Engines that start load weights first."""
+"""How long a call waits until any engine takes it: engines that start must first load weights."""
 LOOK_EVERY_S = 0.2
 PAUSE_S = 0.2
 ABORT_WITHIN_S = 2.0
@@ -52,7 +52,7 @@ LOG_PROB_SLACK = 1e-3
 """Rounding may lift the logarithm of a probability of nearly 1 above 0."""
 
 Wait = Callable[[str, str, float], AbstractContextManager[None]]
-"""What is waited for, on which unit, and how long at most; `agentrl why` shows it."""
+"""Arguments: what the call waits for, on which unit, and the longest time; `agentrl why` shows them."""
 
 
 class Made(NamedTuple):
@@ -72,12 +72,12 @@ class Wanted:
     most_tokens: int
     stop_ids: tuple[int, ...]
     seed: Callable[[int, int], int]
-    """Of the index of the request and the tokens that are kept already."""
+    """The seed, from the index of the request and the number of tokens kept so far."""
     version: int | None = None
     images: Mapping[int, bytes] = field(default_factory=lambda: NO_BYTES)
-    """Those that the prompt shows."""
+    """The images that the prompt shows."""
     branch: str = ""
-    """Of the episode; empty for the agent itself."""
+    """The branch of the episode; empty for the agent itself."""
 
 
 class ModelCalls:
@@ -93,7 +93,7 @@ class ModelCalls:
         wait: Wait,
         clock: EpisodeClock,
     ) -> None:
-        """What is lost by waiting for an engine or by a failed one is no time of the episode's `clock`."""
+        """Time spent waiting for an engine, or lost to a failed one, does not count on the episode's `clock`."""
         self._directory = directory
         self._recorder = recorder
         self._call_s = call_s
@@ -104,10 +104,10 @@ class ModelCalls:
         self._under_way: dict[str, Engine] = {}
         """By the id of the call."""
         self._failed_at: set[str] = set()
-        """Engines that gave nothing for the present call: another one gets it, if there is one."""
+        """Engines that failed the present call; another engine gets it, if there is one."""
 
     async def make(self, wanted: Wanted) -> Made:
-        """Goes on with what is stored of this turn."""
+        """Makes the call, starting from what is stored of this turn."""
         known = self._recorder.calls_of(wanted.turn)
         if known and known[0].prompt != wanted.prompt:
             if wanted.turn < self._recorder.trunk_turns:
@@ -152,7 +152,7 @@ class ModelCalls:
     # ---- one request ----
 
     async def _request(self, wanted: Wanted, kept: Sequence[int], room: int) -> Generated:
-        """_FruitlessError if it gave nothing and may be made again."""
+        """Raises _FruitlessError if the request gave no token and may be made again."""
         engine = await self._engine(wanted.version)
         prompt = [*wanted.prompt, *kept]
         sampling = Sampling(
@@ -201,7 +201,7 @@ class ModelCalls:
         return made
 
     async def _after_failure(self, engine: Candidate, failed: EngineError) -> None:
-        """Whether and when to try again. Some refusals would only be repeated."""
+        """Returns when it is time to try again; raises EndedError if the same refusal would only come again."""
         if isinstance(failed, EngineGoneError):
             self._directory.found_dead(engine)
         elif isinstance(failed, CallRefusedError) and not isinstance(failed, VersionNotServedError):
@@ -228,7 +228,7 @@ class ModelCalls:
         raise EndedError(Outcome.ENGINE_FAILED, f"there was not {what} within {ENGINE_WITHIN_S:g} s")
 
     def _problem_of(self, made: Generated, room: int) -> str:
-        """Empty, or why this cannot be what a model generated."""
+        """Empty, or why a model cannot have generated this."""
         if len(made.log_probs) != len(made.ids) or sum(count for _, count in made.versions) != len(made.ids):
             return f"{len(made.ids)} ids, {len(made.log_probs)} log-probs and versions {made.versions} do not fit"
         if len(made.ids) > room:
@@ -242,7 +242,7 @@ class ModelCalls:
         return ""
 
     async def _pause(self, seconds: float) -> None:
-        """Not longer than until this sampler leaves."""
+        """Pauses, but ends at once when this sampler leaves."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._leaving.wait()
@@ -253,7 +253,7 @@ class ModelCalls:
 
 
 class _FruitlessError(Exception):
-    """A request that gave nothing. Another one may."""
+    """A request that gave no token. Another one may succeed."""
 
     def __init__(self, outcome: Outcome, error: str) -> None:
         super().__init__(error)

@@ -1,7 +1,8 @@
-"""Other models in episodes and scores of this process, as the run file says now.
+"""Other models for the episodes and scores of this process, as the run file configures them now.
 
-Invariants: what is configured is read at each question, so a change holds at once; a question for a score ends after
-`SCORE_PATIENCE_S`, and the record waits for its score; time that an episode waits for another model is not its own.
+Invariants: each question uses the present configuration, so a change takes effect at once; a question for a score ends
+after `SCORE_PATIENCE_S`, and the record waits for its score; time that an episode waits for another model does not
+count for its deadline.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from agentrl.telemetry import data_plane_metrics as metrics
 SCORE_PATIENCE_S = 120.0
 """Shorter than a scorer may take. Then the record is scored later."""
 AWAY_AT_MOST_S = 3600.0
-"""How long an episode waits for another model. Then it is sampled again, which does not count against its seat."""
+"""The longest time that an episode waits for another model. After that its seat is attempted again, and the failed
+attempt does not count."""
 _record: ContextVar[str] = ContextVar("record_of_other_models", default="")
 
 
 def about(record: str) -> None:
-    """What this task asks from now on is for the sake of this record."""
+    """Questions that the present asyncio task asks from now on are for this record."""
     _record.set(record)
 
 
@@ -46,13 +48,14 @@ class Helpers:
         judges.configure(config.judges)
 
     def configure(self, config: RunConfig) -> None:
-        """Take what has changed. Raises ConfigError if a judge has the name of another scorer."""
+        """Take the changed configuration. Raises ConfigError if a judge has the name of another scorer."""
         judges.configure(config.judges)
         self.models.configure(config.models)
         self.summaries = config.summaries
 
     def provide(self) -> None:
-        """To the scorers that this task calls, and those of tasks that it begins."""
+        """Provides the other models to the scorers that the present asyncio task calls, and to those of tasks that it
+        creates."""
         other_models.provide(self)
 
     async def ask(self, name: str, asked: Asked, *, purpose: str) -> str:
@@ -84,7 +87,7 @@ class Helpers:
 
 
 class EpisodeModels:
-    """Implements `Asker`, for the loop of one episode and what its tools give."""
+    """Implements `Asker`, for the loop of one episode and the results of its tools."""
 
     def __init__(self, helpers: Helpers, record: str, clock: EpisodeClock, wait: Wait) -> None:
         self._helpers = helpers
@@ -99,13 +102,13 @@ class EpisodeModels:
         return self._helpers.summaries
 
     async def ask(self, name: str, asked: Asked, *, purpose: str) -> str:
-        """Questions are numbered, so that an episode that goes on elsewhere finds its answers again."""
+        """Numbers the questions, so an episode that continues in another sampler finds its answers again."""
         self._number += 1
         numbered = replace(asked, salt=f"{self._record} {self._number} {asked.salt}")
         return await self.shared(name, numbered, purpose=purpose)
 
     async def shared(self, name: str, asked: Asked, *, purpose: str) -> str:
-        """The same question of another episode has the same answer."""
+        """Asks a question whose answer episodes share: the same question of another episode gets the same answer."""
         question = Question(asked.messages, asked.temperature, asked.max_tokens, asked.salt)
         models = self._helpers.models
         try:

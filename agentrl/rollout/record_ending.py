@@ -1,8 +1,8 @@
 """From the end of an episode to a scored Record, and to the end of its group.
 
 Invariants: what the episode generated is durable before its Record is `finished`, and the structure of its tokens
-before it is `scored`; a Record ends for exactly one reason; a scorer that cannot say leaves the Record unscored and is
-called again, until its deadline; a store that is away is waited for while this process may still write.
+before it is `scored`; a Record ends for exactly one reason; a scorer that cannot decide leaves the Record unscored and
+is called again, until its deadline; if the store is away, this process waits for it as long as it may still write.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ JUDGED_SOON_S = 0.1
 SCORED_AT_MOST_S = 300.0
 """`agentrl why` calls a longer wait for a scorer overdue."""
 UNSCORED_AT_MOST_S = 6 * 3600.0
-"""A judge that is away for an afternoon costs nothing; after that the seat stays empty."""
+"""The longest time without a score: a judge may be away for an afternoon without a loss. After that the seat stays
+empty."""
 
 
 def structure(
@@ -60,7 +61,7 @@ def structure(
     kind: OutcomeClass,
     context: Collection[int] = (),
 ) -> DBRecordData:
-    """What the trainer will read of a Record. `context`: calls of its trunk that do not train."""
+    """The training data of a Record. `context`: calls of its trunk that do not train."""
     spans = tree.spans
     trained = span_lists.trained_spans(spans, context)
     versions = version_runs.trained(spans, trained, runs)
@@ -79,7 +80,7 @@ def structure(
 async def judged(
     made: Callable[[], AgentLoop], texts: Sequence[str], task: Task, stored: Callable[[], Awaitable[EndedEpisode]]
 ) -> Score:
-    """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline.
+    """The boundary to code of users: whatever it raises means that it cannot decide, and has the same deadline.
 
     `stored` reads the whole episode. It is called for loops whose `evaluate_record` takes an episode.
     """
@@ -91,7 +92,7 @@ async def judged(
             async with deadline:
                 loop = made()
                 found, own = await _returned(loop, texts, task, stored)
-            # They have a time of their own, so that one that takes long does not cost the score.
+            # Watchers have a time limit of their own, so a slow one does not cost the score.
             found = await watchers.added(found, lambda: loop.answer(own, task), task)
     except UnscoredError:
         raise
@@ -116,9 +117,9 @@ async def judged(
 async def _returned(
     loop: AgentLoop, texts: Sequence[str], task: Task, stored: Callable[[], Awaitable[EndedEpisode]]
 ) -> tuple[Score, Sequence[str]]:
-    """And the texts that have the answer."""
+    """The score, and the texts that have the answer."""
     if _takes_episode(loop):
-        # A subclass may take an episode instead of texts and task, which the type of the method does not say.
+        # A subclass may take an episode instead of texts and task; the type of the method does not show that.
         of_episode: Callable[..., Awaitable[float | Score]] = loop.evaluate_record
         episode = await stored()
         returned, texts = await of_episode(episode), episode.own_texts
@@ -161,7 +162,8 @@ class RecordEnder:
     async def end(
         self, loop: AgentLoop, claim: Claim, ending: Ending, texts: Sequence[str], data: DBRecordData
     ) -> bool:
-        """By the policy's doing; everything that was generated is durable. False if the scorer cannot say now."""
+        """Ends a record by a result or a limit of the policy, after everything generated is durable. Returns False if
+        the scorer cannot decide now."""
         record = claim.record
 
         async def stored() -> EndedEpisode:
@@ -177,7 +179,7 @@ class RecordEnder:
                 scored = Scored(record.id, ending, found.value, data, found.turns, found.parts)
                 await self._held(lambda: self._together.act(scored))
                 return True
-            # What was done is not lost while the scorer thinks.
+            # Stored first, so the result is not lost while a slow scorer works.
             await self._held(lambda: claims.finish(self._database, record.id, self._lease.incarnation, ending))
             return await self._score(judging, claim, data)
         finally:
@@ -192,10 +194,10 @@ class RecordEnder:
     async def fail(
         self, record: Record, outcome: Outcome, error: str, *, free: bool, reached: Reached | None = None
     ) -> None:
-        """For other reasons. The steward opens the next attempt."""
+        """Ends a record for other reasons. The steward opens the next attempt."""
         log.info("%s failed: %s: %s", record.id, outcome, error)
         if outcome is Outcome.STORE_FAILED:
-            # The ends of its calls could not be written either, so what is stored of it is not known.
+            # The ends of its calls could not be written either, so it is unknown what is stored.
             owner, reached = self._lease.incarnation, None
             await self._insist(lambda: calls.lose(self._database, record.id, owner, resumable=False))
         await self._held(
@@ -212,11 +214,11 @@ class RecordEnder:
         """Gives back a Record that no episode of this sampler works on."""
         owner = self._lease.incarnation
         await calls.lose(self._database, record.id, owner, resumable=record.resumable)
-        # If it is another's by now, so much the better.
+        # If another owner has it by now, nothing is left to do.
         await (claims.hand_back if record.resumable else claims.abandon)(self._database, record.id, owner)
 
     async def _score(self, judging: Awaitable[Score], claim: Claim, data: DBRecordData) -> bool:
-        """False if the scorer cannot say now."""
+        """Returns False if the scorer cannot decide now."""
         record, task = claim.record, claim.task
         try:
             with self._wait(f"the score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
@@ -244,10 +246,11 @@ class RecordEnder:
         self._faults.worked(scoring_of(task.agent_name))
 
     async def score_stored(self, record_id: str) -> bool:
-        """A Record that ended in other hands, or that its scorer could not judge before. False: not yet."""
+        """Scores a Record that another sampler ended, or that its scorer could not judge before. Returns False if it is
+        still not scored."""
         claim = await self._read(record_id)
         if claim is None:
-            return True  # somebody else's, or of a round that is over
+            return True  # another owner has it, or its round is over
         record = claim.record
         other_models.about(record.id)
         answered = (await calls.with_tokens(self._database, [record.id]))[record.id]
@@ -272,8 +275,8 @@ class RecordEnder:
         return False
 
     async def score_again(self, claim: Claim) -> Score:
-        """The score that the stored episode has now; rewards of turns stay those of the first time. Raises
-        UnscoredError if the scorer cannot say."""
+        """The present score of the stored episode; rewards of turns stay as they were. Raises UnscoredError if the
+        scorer cannot decide."""
         record, task = claim.record, claim.task
         other_models.about(record.id)
         if record.rescore is not None and record.rescore.scorer:
@@ -306,12 +309,12 @@ class RecordEnder:
         return age.total_seconds() > UNSCORED_AT_MOST_S
 
     async def _held(self, act: Callable[[], Awaitable[bool]]) -> None:
-        """DroppedError if the Record is not this owner's any more."""
+        """Raises DroppedError if the Record no longer belongs to this owner."""
         if not await self._insist(act):
             raise DroppedError
 
     async def _insist(self, act: Callable[[], Awaitable[T]]) -> T:
-        """Every act is a conditional update, so one whose result is not known may be repeated."""
+        """Repeats an act until its result is known. Every act is a conditional update, so repeating it is safe."""
         while True:
             try:
                 return await act()

@@ -1,7 +1,7 @@
-"""Scores records again that operators want scored again.
+"""Scores records again when operators ask for it.
 
 Invariants:
-- It scores what is stored of an episode, with the scorer and the agent loop as they are now.
+- It scores the stored episode, with the present scorer and agent loop.
 - A scorer that cannot judge is called again a few times; then the record keeps its score, with the reason.
 """
 
@@ -37,10 +37,10 @@ class Rescorer:
         self._rule = rule
         self._score = score
         self.paused = False
-        """Takes no further record."""
+        """True while it takes no further record."""
 
     async def run(self) -> None:
-        """Until it is cancelled. What it has taken then is given back when this owner is gone."""
+        """Runs until cancelled. The records that it holds then are given back when this owner is gone."""
         while True:
             try:
                 taken = await self._take()

@@ -2,9 +2,10 @@
 
 Invariants: never more episodes than `concurrency`, and a lowered one cuts none off; nothing is claimed while no engine
 serves, while this sampler is paused or drains, while its lease is in doubt, or for environments whose tools are not
-there; a drain gives resumable episodes back at once, lets the others end for a while, and gives them up then; what
-ended and could not be scored is scored again, also what others left; what is this sampler's in the store, and nobody
-here knows of, because the answer to a claim or to an ending was lost, is given back or scored.
+available; a drain gives resumable episodes back at once, gives the others some time to end, and then abandons them;
+ended records that could not be scored are scored again, including those that dead samplers left; a record that this
+sampler owns in the store without knowing it, because the answer to a claim or to an ending was lost, is given back or
+scored.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ IDLE_S = 0.05
 MOST_IDLE_S = 0.5
 """Between claims while nothing is open."""
 MOST_AT_ONCE = 16
-"""Seats of one claim: samplers that claim side by side shall share what is open."""
+"""The most seats of one claim, so that several samplers share the open seats."""
 LOOK_S = 0.25
 FEW_WAIT_S = 0.1
-"""A few free seats wait for more; a claim of many costs as much as a claim of one."""
+"""With only a few free places a claim waits for more, because a claim of many records costs as much as a claim of
+one."""
 AWAY_S = 1.0
 NO_ENGINE = "no engine serves"
 NO_TOOLBOX = "no toolbox serves what the environments need"
@@ -49,12 +51,12 @@ _MISSING = {NO_ENGINE: "engine", NO_TOOLBOX: "toolbox"}
 """The groups without which nothing can be claimed."""
 SERVED_WITHIN_S = 120.0
 FINISH_WITHIN_S = 30.0
-"""Of a drain: for episodes that cannot be resumed."""
+"""The time that a drain gives episodes that cannot be resumed."""
 RESCORE_EVERY_S = 2.0
 MOST_RESCORE_S = 120.0
 CHECK_EVERY_S = 2.0
 CHECK_PATIENCE_S = 60.0
-"""For the answer of another model that was away to a small question; services rest for 30 s at most."""
+"""How long the test of another model that was away waits for an answer; services rest for 30 s at most."""
 STOP_EVERY_S = 2.0
 """How often a sampler looks which of its episodes were cancelled."""
 
@@ -70,7 +72,7 @@ class Sampler:
         settings: Callable[[], EpisodeSettings],
         tick: Callable[[], None],
     ) -> None:
-        """`settings` is called at each claim, `tick` at each sign of progress."""
+        """`settings` is called at each claim, `tick` whenever there is progress."""
         self._context = context
         self._settings = settings
         self._tick = tick
@@ -84,7 +86,7 @@ class Sampler:
         """Records that this sampler owned at the last look although no episode here works on them."""
         self._changed = asyncio.Event()
         self._heeds_ends = True
-        """The end of an episode is something that changed."""
+        """True if the end of an episode wakes `_wait`."""
         self._concurrency = concurrency
         self._drain_began: float | None = None
         self.paused = False
@@ -106,7 +108,7 @@ class Sampler:
 
     @property
     def _records(self) -> set[str]:
-        """Those that episodes here work on."""
+        """The records that episodes here work on."""
         return {attempt.claim.record.id for attempt in self._attempts}
 
     @property
@@ -124,7 +126,7 @@ class Sampler:
         return self._context.directory.newest_version
 
     def helper_metrics(self) -> Mapping[str, float]:
-        """Of other models, if the run has any."""
+        """Metrics of other models, if the run has any."""
         helpers = self._context.helpers
         return helpers.metrics() if helpers is not None and helpers.models.names else {}
 
@@ -133,7 +135,7 @@ class Sampler:
         return self._drain_began is not None
 
     def drain(self) -> None:
-        """Take nothing new, and end."""
+        """Stop claiming, and end."""
         if self._drain_began is None:
             self._drain_began = time.monotonic()
         self._context.endings.rescorer.paused = True
@@ -145,7 +147,7 @@ class Sampler:
         self._changed.set()
 
     async def run(self) -> None:
-        """Ends when it was drained. Raises OwnerLostError if this incarnation was declared dead."""
+        """Runs until drained. Raises OwnerLostError if this incarnation was declared dead."""
         context = self._context
         if context.helpers is not None:
             context.helpers.provide()
@@ -191,9 +193,9 @@ class Sampler:
                 idle_s = IDLE_S
             else:
                 self.idle_because = self.idle_because or "nothing is open"
-                # A seat that becomes free does not bring anything that would fill it.
+                # Nothing is open, so a place that becomes free here changes nothing.
                 await self._wait(idle_s, heeds_ends=False)
-                # What ends makes room for more to be admitted.
+                # Ended episodes make room for more tasks to be admitted, so look again soon.
                 idle_s = min(2 * idle_s, MOST_IDLE_S) if self.ended == ended else IDLE_S
 
     def _obstacle(self) -> str:
@@ -211,7 +213,7 @@ class Sampler:
         return ""
 
     def _is_full(self) -> bool:
-        """Also while few seats are free: they are filled together with those that are about to be."""
+        """True also while only a few places are free: they are filled together with places that become free soon."""
         free = self._concurrency - self.running
         return free <= 0 or (8 * free < self._concurrency and time.monotonic() < self._claimed_at + FEW_WAIT_S)
 
@@ -225,7 +227,7 @@ class Sampler:
                 self._waiting.enter_context(self._context.wait(self.idle_because, missing, SERVED_WITHIN_S))
 
     def _environments(self) -> list[str]:
-        """Those whose tools can be called."""
+        """The environments whose tools can be called."""
         return [
             name
             for name, environment in self._context.config.environments.items()
@@ -248,7 +250,8 @@ class Sampler:
                 last=self._last_claims,
             )
             if not self._records.isdisjoint(claim.record.id for claim in claimed):
-                # What it runs is only open again if it was declared dead; then this raises OwnerLostError.
+                # A record that runs here is open again only if this sampler was declared dead; then this raises
+                # OwnerLostError.
                 await self._context.lease.renew()
         except (StoreError, DiskError) as away:
             log.warning("nothing can be claimed: %s", away)
@@ -269,7 +272,7 @@ class Sampler:
             if not await attempt.run():
                 self._unscored[claim.record.id] = _Waiting.first()
         except Exception:
-            # The boundary: one episode never takes the others with it.
+            # The boundary: one episode never ends the others.
             log.exception("the episode %s failed outside of its loop", claim.record.id)
             await self._clear_away(claim)
         finally:
@@ -280,11 +283,11 @@ class Sampler:
                 self._changed.set()
 
     async def _clear_away(self, claim: Claim) -> None:
-        """A Record must not stay with an owner who does nothing about it."""
+        """Ends the Record, because it must not stay with an owner that does nothing about it."""
         try:
             await self._context.endings.fail(claim.record, Outcome.LOOP_FAILED, "the sampler failed", free=False)
         except EpisodeExit:
-            # It had ended already, so what is missing is its score.
+            # It had already ended, so only its score is missing.
             self._unscored[claim.record.id] = _Waiting.first()
 
     # ---- leaving ----
@@ -304,7 +307,7 @@ class Sampler:
         await self._wait(LOOK_S)
 
     async def _wait(self, seconds: float, *, heeds_ends: bool = True) -> None:
-        """Until something changed, but not longer than this."""
+        """Waits until something changed, but at most this long."""
         self._heeds_ends = heeds_ends
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -327,8 +330,8 @@ class Sampler:
                 log.warning("nothing is scored again: %s", away)
 
     async def _see_who_is_back(self) -> None:
-        """A scorer works again when its other model answers, not only with the next score, which may be long in coming.
-        What waits for its score does not wait any longer."""
+        """Withdraws the report of a scorer as soon as its other model answers again, instead of waiting for its next
+        score. Records that wait for their score are then tried at once."""
         while self._context.helpers is not None:
             await asyncio.sleep(CHECK_EVERY_S)
             for scorer, model in self.faults.away.items():
@@ -345,7 +348,7 @@ class Sampler:
         self._context.faults.forget_untried(under_way)
 
     async def _adopt(self) -> None:
-        """What ended in hands that are gone."""
+        """Takes ended records of owners that are gone, to score them."""
         while not self.draining and len(self._unscored) < self._concurrency:
             claim = await claims.claim_for_scoring(self._context.database, self._context.lease.incarnation)
             if claim is None:
@@ -353,8 +356,9 @@ class Sampler:
             self._unscored[claim.record.id] = _Waiting.first(0.0)
 
     async def _find_strays(self) -> None:
-        """An answer may be lost on its way, and an episode may be dropped for a document that somebody wrote who had
-        been declared dead. Seen twice, such a Record is no one's who is just about to tell."""
+        """Finds records that this sampler owns although no episode here works on them: an answer was lost, or an
+        episode was dropped because of a document of an owner that was declared dead. A record must be seen twice,
+        because an episode may be about to report its end."""
         held = {} if self._claiming else await self._held_without_episode()
         again = [held[name] for name in self._strays & held.keys()]
         self._strays = set(held)
@@ -366,7 +370,7 @@ class Sampler:
                 self._unscored[record.id] = _Waiting.first(0.0)
 
     async def _stop_cancelled(self) -> None:
-        """Episodes whose records were cancelled or superseded: nothing of them counts any more."""
+        """Stops episodes whose records were cancelled or superseded, because they no longer count."""
         while True:
             await asyncio.sleep(STOP_EVERY_S)
             by_record = {attempt.claim.record.id: attempt for attempt in self._attempts if not attempt.stopped}
@@ -404,7 +408,7 @@ class Sampler:
 
 
 class _Waiting(NamedTuple):
-    """When a Record is tried again, and how long it was waited for since the last time."""
+    """When the scoring of a Record is tried again, and the pause before that."""
 
     at: float
     waited_s: float

@@ -1,4 +1,4 @@
-"""Connects a sampler with its unit: the unit's orders go in, status and metrics come out."""
+"""Connects a sampler with its unit: the sampler gets the unit's orders, and the unit gets status and metrics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Starts the processes of environments in their sandboxes, beside a sampler.
 
 Invariants:
-- A sandbox is the one that a tool server with the same section would have.
+- An environment gets the same sandbox as a tool server with the same section.
 - What a sandbox leaves behind is removed when its process has ended.
 - All sandboxes of an event loop that have a list of hosts share one network proxy.
 """
@@ -39,7 +39,7 @@ class SandboxedStart:
 
     launch: Launch
     key: str
-    """Of its sandbox in the run file."""
+    """The key of its sandbox in the run file."""
 
     @property
     def command(self) -> Sequence[str]:
@@ -92,7 +92,7 @@ class Confined:
         return SandboxedStart(launch, f"environments.{self.name}.sandbox")
 
     def lacking(self, what: str) -> str:
-        """Which key allows what failed; empty if it did not fail for the sandbox."""
+        """The key of the run file that would allow what failed; empty if the sandbox is not the cause."""
         of_system = "[Errno" in what and self.sandbox.kind != "none"
         return start_advice.lacking(f"environments.{self.name}", what) if of_system else ""
 

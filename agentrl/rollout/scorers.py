@@ -1,11 +1,11 @@
-"""How right an answer is. A task names its scorer; a run adds its own.
+"""Scores answers. A task names its scorer; a run can add its own.
 
     @register_scorer("close_enough")
     async def close_enough(answer: str, truth: str, task: Task) -> float:
         return max(0.0, 1.0 - abs(float(answer) - float(truth)))
 
-Invariants: a score is a finite number; no answer is worth 0 with every scorer, which need not be asked; a scorer that
-cannot say is an error of its own kind, and never a score.
+Invariants: a score is a finite number; a missing answer scores 0 without a call of the scorer; a scorer that cannot
+decide raises UnscoredError and never gives a score.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ log = logging.getLogger("scorer")
 
 
 Scorer = Callable[[str, str, Task], Awaitable[float | Score] | float | Score]
-"""Answer, truth, task; between 0 and 1 unless the task means otherwise. One that waits for something is `async`."""
+"""Arguments: answer, truth, task. The score is between 0 and 1 unless the task means otherwise. A scorer that waits for
+something is `async`."""
 SCORE_WITHIN_S = 180.0
 
 _registry: dict[str, Scorer] = {}
 
 
 class UnscoredError(AgentrlError):
-    """The scorer cannot say now: the record waits and is scored again."""
+    """The scorer cannot decide now: the record waits and is scored again."""
 
     scorer: str = ""
-    """The scorer that cannot say; empty if an agent loop cannot."""
+    """The scorer that cannot decide; empty if it is an agent loop."""
 
     @property
     def away(self) -> str:
@@ -79,7 +80,7 @@ def as_score(returned: object) -> Score:
 
 
 async def score(name: str, answer: str | None, task: Task) -> float | Score:
-    """Raises UnscoredError if the scorer cannot say, whatever the reason."""
+    """Raises UnscoredError if the scorer cannot decide, whatever the reason."""
     if answer is None:
         return 0.0
     try:
@@ -106,7 +107,7 @@ async def _scored(name: str, answer: str, task: Task) -> float | Score:
     except UnknownNameError as unknown:
         raise UnscoredError(str(unknown)) from unknown
     except (Exception, *FATAL) as broken:
-        # The boundary to code of users: what it raises is its inability to say.
+        # The boundary to code of users: an exception means that the scorer cannot decide.
         log.exception("the scorer %s failed on an answer to %s", name, task.id)
         raise UnscoredError(f"The scorer {name} failed: {described(broken)}.") from broken
     for number in found.numbers:
@@ -122,18 +123,18 @@ async def exact(answer: str, truth: str, task: Task) -> float:
 
 
 class Helper(Protocol):
-    """What a scorer or an agent loop starts, and others of this event loop use."""
+    """Something that a scorer or an agent loop starts, and that others in this event loop share."""
 
     async def close(self) -> None: ...
 
 
 _helpers: dict[asyncio.AbstractEventLoop, dict[str, Helper]] = {}
-"""By loop, because pipes belong to a loop, and by name."""
+"""By event loop, because pipes belong to one, and by name."""
 _H = TypeVar("_H", bound=Helper)
 
 
 def helper_of(name: str, make: Callable[[], _H]) -> _H:
-    """The helper of this name, made when it is first asked for. `close_scorers` ends it."""
+    """The helper of this name, made when it is first requested. `close_scorers` ends it."""
     mine = _helpers.setdefault(asyncio.get_running_loop(), {})
     return cast(_H, mine.get(name) or mine.setdefault(name, make()))
 

@@ -1,9 +1,9 @@
 """The engines and toolboxes that are there now, as this process sees them.
 
-Invariants: who is called said in the store, a moment ago, that it serves; an engine that nobody answers for is out of
-the choice with the call that found it so, and back with a newer sign of life; a lasting silence of the store keeps the
-last view, in which the dead are found by calling them. Connections are kept per address; those of an engine are closed
-when it left and no call is under way there, those of a toolbox at the end, because sessions outlive its absence.
+Invariants: only services that recently reported in the store that they serve are called; an engine that does not answer
+a call is not chosen again until a newer report of it appears; while the store does not answer, the last view is kept,
+and dead engines are found by calling them. Connections are kept per address. Those of an engine are closed when it has
+left and has no call under way; those of a toolbox are closed at the end, because sessions outlive its absence.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from agentrl.toolbox.client import ToolboxClient
 log = logging.getLogger("directory")
 LOOK_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.1
-"""While somebody waits for a service that is not there."""
+"""How often to look while a call waits for a missing service."""
 SAME_TOOLS_S = 1.0
 SILENT_AFTER_S = 15.0
-"""Longer than a store that restarts is away: its silence is not the engines'."""
+"""Longer than a restart of the store takes, so that its silence is not taken for silence of the engines."""
 
 
 class SamplerToolbox(ToolboxClient):
@@ -70,8 +70,8 @@ class ServiceDirectory:
         *,
         max_lag: int = 2,
     ) -> None:
-        """`toolbox` makes the client of an address; an engine is `max_lag` versions of the open lineage behind the
-        newest at most."""
+        """`toolbox` makes the client of an address; a chosen engine is at most `max_lag` versions behind the newest one
+        of the open lineage."""
         self._database = database
         self._token = token
         self._make_toolbox = toolbox
@@ -79,13 +79,14 @@ class ServiceDirectory:
         self._router = Router(random.Random(), silent_after_s=SILENT_AFTER_S)
         self._candidates: list[Candidate] = []
         self._first_version = 0
-        """Of the open lineage: by number alone, what an abandoned one ended with would be hardly behind."""
+        """The first version of the open lineage: by number alone, the last versions of an abandoned lineage would seem
+        recent."""
         self._toolboxes: list[Service] = []
         self._signs: dict[str, tuple[datetime | None, float]] = {}
-        """The last sign of life of each, and when this process first saw it."""
+        """The last report of each service, and when this process first saw it."""
         self._engine_clients: dict[str, HttpEngine] = {}
         self._calls: Counter[str] = Counter()
-        """Under way, by the engine's address."""
+        """Calls under way, by the engine's address."""
         self._toolbox_clients: dict[str, ToolboxClient] = {}
         self._looking = asyncio.Lock()
         self._looked_at = float("-inf")
@@ -127,13 +128,13 @@ class ServiceDirectory:
         self._router.found_dead(engine.name, time.monotonic())
 
     def forget(self, affinity: str) -> None:
-        """That conversation is over."""
+        """Forget a conversation that is over."""
         self._router.forget(affinity)
 
     # ---- toolboxes ----
 
     def toolbox(self, servers: Sequence[str], conversation: str) -> ChosenToolbox | None:
-        """One that has all these servers; for the same conversation the same one, while it is there."""
+        """A toolbox that has all these servers; the same one for the same conversation, as long as it is available."""
         able = [service for service in self._toolboxes if set(servers) <= set(service.names)]
         if not able:
             return None
@@ -198,5 +199,5 @@ class ServiceDirectory:
 
 
 def _weight(unit: str, conversation: str) -> bytes:
-    """Highest-random-weight hashing: a toolbox that comes or goes moves no other conversation."""
+    """Highest-random-weight hashing: when a toolbox comes or goes, only its own conversations move."""
     return hashlib.blake2b(f"{unit}|{conversation}".encode(), digest_size=8).digest()

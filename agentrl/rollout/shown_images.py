@@ -24,9 +24,9 @@ from agentrl.tokens import image_ids, image_marks
 
 MOST_BYTES = 64 << 20
 MOST_TOKENS = 16_384
-"""Of one image."""
+"""The most tokens of one image."""
 MOST_OF_LOOP_BYTES = 32 << 20
-"""What the loop of an episode may store: its images outlive it."""
+"""The most bytes that the loop of an episode may store, because its images outlive the episode."""
 
 
 class Shown(NamedTuple):
@@ -36,7 +36,7 @@ class Shown(NamedTuple):
 
 
 class ImageShelf(Protocol):
-    """Where images are kept."""
+    """The place where images are kept."""
 
     async def put(self, data: bytes) -> Image: ...
 
@@ -47,7 +47,7 @@ class ImageShelf(Protocol):
         ...
 
     async def decoded(self, image: Image, found: decoding.Shown) -> None:
-        """What was found out about it."""
+        """Store the format and the size that decoding found."""
         ...
 
 
@@ -87,11 +87,11 @@ class MemoryShelf:
         """Nothing is removed from it."""
 
     async def decoded(self, image: Image, found: decoding.Shown) -> None:
-        """It is not kept: only people read it."""
+        """Does nothing: only people read that."""
 
 
 class ShownImages:
-    """Of all episodes of a process."""
+    """The images of all episodes of a process."""
 
     def __init__(self, shelf: ImageShelf, how: Processing | None, *, most_bytes: int) -> None:
         """`how` the model is shown images; None if it reads texts only."""
@@ -100,7 +100,7 @@ class ShownImages:
         self.most_bytes = most_bytes
         self._known: OrderedDict[str, Shown] = OrderedDict()
         self._used: dict[str, float] = {}
-        """When the use of each known one was last noted."""
+        """When the use of each known image was last noted."""
         self._under_way: dict[str, asyncio.Task[Shown]] = {}
         self._bytes = 0
 
@@ -125,13 +125,13 @@ class ShownImages:
             work = asyncio.create_task(self._decoded(name, self._how), name=f"image {name[:12]}")
             self._under_way[name] = work
             work.add_done_callback(lambda _: self._is_decoded(name))
-        # An episode that is cancelled leaves it to the others that wait for it.
+        # If an episode is cancelled, the work goes on for the others that wait for it.
         return await asyncio.shield(self._under_way[name])
 
     def _is_decoded(self, name: str) -> None:
         work = self._under_way.pop(name)
         if not work.cancelled():
-            work.exception()  # Whoever waited has it; if all were cancelled, nobody needs it.
+            work.exception()  # Marks the exception as retrieved: there may be no caller left to do it.
 
     async def _decoded(self, name: str, how: Processing) -> Shown:
         await self._shelf.use(name)
@@ -152,7 +152,8 @@ class ShownImages:
         return made
 
     async def kept(self, data: bytes) -> str:
-        """Stores an image that a tool or a loop made; its name. Raises ImageError if the model cannot be shown it."""
+        """Stores an image that a tool or a loop made, and returns its name. Raises ImageError if it cannot be shown to
+        the model."""
         if len(data) > self.most_bytes:
             raise ImageError(f"The image has more than {self.most_bytes} bytes.")
         if self._how is None:
@@ -164,7 +165,7 @@ class ShownImages:
 
 
 class EpisodeImages:
-    """Those that one episode has shown so far."""
+    """The images that one episode has shown so far."""
 
     def __init__(self, all_images: ShownImages) -> None:
         self._all = all_images
@@ -176,13 +177,13 @@ class EpisodeImages:
         return {name: one.ids for name, one in self._by_name.items()}
 
     async def load(self, *texts: str) -> None:
-        """The images that these texts name. Raises ImageError."""
+        """Loads the images that these texts name. Raises ImageError."""
         for name in image_marks.names_in(*texts):
             if name not in self._by_name:
                 self._by_name[name] = await self._all.shown(name)
 
     async def of_tool(self, text: str, images: Mapping[str, bytes]) -> str:
-        """The result of a tool with the names of stored images. What cannot be shown is said in words."""
+        """The result of a tool with the names of stored images. Images that cannot be shown are described in words."""
         names = {} if self._all.can_be_read else dict.fromkeys(images, "[an image, which the model cannot read]")
         for key, data in images.items() if self._all.can_be_read else ():
             try:
@@ -201,7 +202,7 @@ class EpisodeImages:
         return text
 
     def shown_in(self, *texts: str) -> list[bytes]:
-        """The images of these texts, in order, as the model sees them: of those that this episode has shown."""
+        """The images of these texts, in order, as the model sees them; only those that this episode has shown."""
         names = image_marks.names_in(*texts)
         return [self._by_name[name].png for name in names if name in self._by_name]
 

@@ -9,7 +9,7 @@ from agentrl.rollout.episode import Episode
 
 @register_loop("single_turn_agent")
 class SingleTurnAgent(AgentLoop):
-    """One model call; tools are not offered a second one, so a call to them is an answer like any other."""
+    """Makes one model call. A tool call in it is treated as an answer, because no second turn could use its result."""
 
     async def run(self, episode: Episode) -> Outcome:
         reply = await episode.model(episode.first_prompt())

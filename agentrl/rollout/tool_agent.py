@@ -1,7 +1,7 @@
 """The agent that calls tools until it answers.
 
-Invariants: all calls of a turn run side by side, and none is dropped; a call that cannot be read is answered with what
-is wrong about it, so that the model can do better, a few times; a turn without calls is the last one.
+Invariants: all calls of a turn run in parallel, and none is dropped; for a call that cannot be parsed the model gets a
+message that says what is wrong, a few times; a turn without calls is the last one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agentrl.rollout.episode_errors import EndedError
 
 @register_loop("tool_agent")
 class ToolAgent(AgentLoop):
-    """Resumable: what it asks follows from what it was answered."""
+    """Resumable: its requests depend only on the answers that it got."""
 
     resumable = True
     most_malformed: ClassVar[int] = 3
-    """Turns with a malformed call that are put up with; the next one ends the episode. 0: the first one does."""
+    """Turns with a malformed call that are tolerated; the next one ends the episode. 0: the first one ends it."""
 
     def __init__(self) -> None:
         self._calls: list[list[tuple[str, Mapping[str, Any]]]] = []
@@ -41,7 +41,7 @@ class ToolAgent(AgentLoop):
             ids = episode.after_tools(ids, reply, [*given[:-1], f"{given[-1]}\n{warning}" if warning else given[-1]])
 
     async def results_of(self, episode: Episode, calls: Sequence[Call]) -> list[str]:
-        """What the calls of a turn give, in their order."""
+        """The results of the calls of a turn, in their order."""
         return await episode.call_tools(calls)
 
     def _end_if_hopeless(self, episode: Episode, reply: Reply) -> str:

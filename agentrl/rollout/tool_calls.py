@@ -1,9 +1,10 @@
-"""The tool calls of one episode: side by side, each once, each with a deadline.
+"""The tool calls of one episode: in parallel, each once, each with a deadline.
 
-Invariants: a call is durable before it is sent, unless its server is declared safe to call again; the toolbox knows it
-by its id, so asking again (a broken connection, another sampler) joins it instead of running it twice, and no two calls
-have one id; what is not the policy's doing ends the episode and is never shown to the model; an open breaker, or a
-toolbox that is full or away, parks the episode, whose clock stands meanwhile; every result has the place of its call.
+Invariants: a call is durable before it is sent, unless its server is declared safe to call again; the toolbox knows a
+call by its id, so a repeated request (a broken connection, another sampler) joins the call instead of running it twice,
+and no two calls have the same id; a failure that the policy did not cause ends the episode and is never shown to the
+model; an open circuit breaker, or a toolbox that is full or away, parks the episode, and its clock stands still;
+results are in the order of their calls.
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ from agentrl.tracing import spans
 T = TypeVar("T")
 log = logging.getLogger("tools")
 TOOLBOX_WITHIN_S = 60.0
-"""How long a call waits for a toolbox that does not answer; one that died is back sooner."""
+"""How long a call waits for a toolbox that does not answer. A toolbox that died is replaced sooner."""
 PARKED_AT_MOST_S = 1800.0
 RESERVED_WITHIN_S = 30.0
 REBUILD_TRIES = 3
-"""How many sessions a fork opens if calls of its trunk are lost while they rebuild it."""
+"""How many sessions a fork opens if calls of its trunk are lost while they rebuild the session."""
 RETRY_S = 0.5
 MOST_RETRY_S = 5.0
 RETRIES_APART = 1000
-"""More than a turn has calls: a call that is made again keeps its place in the turn."""
+"""More than the calls of a turn, so a call that is made again keeps its place in the turn."""
 CLOSED_WITHIN_S = 5.0
 
 
@@ -78,9 +79,9 @@ class Offer(NamedTuple):
 
     specs: tuple[ToolSpec, ...]
     places: dict[str, tuple[str, str]]
-    """Name -> server, tool. `shop.lookup` is always understood, `lookup` where only one server has it."""
+    """Name -> server, tool. `shop.lookup` is always valid, `lookup` only if a single server has that tool."""
     hidden: dict[str, tuple[str, str]]
-    """The same of tools that only agentrl calls itself, by their full names."""
+    """The same for tools that only agentrl calls, by their full names."""
 
 
 def offer(tools: Sequence[ToolInfo], servers: Sequence[str]) -> Offer:
@@ -116,10 +117,10 @@ class ToolCalls:
         wait: Wait,
         parked: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`repeatable` servers may run a call again for another sampler. `effects`: what the run file declares of the
-        tools of servers that keep state in a session. `tool_s` is the limit of a call, 0 leaves it to the servers; with
-        all waiting around it, it takes `wait_s` at most. `stateless` sessions can be opened again in the middle. While
-        `parked` is entered, the clock stands."""
+        """`repeatable` servers may run a call again for another sampler. `effects`: what the run file declares for the
+        tools of servers that keep state in a session. `tool_s` is the limit of a call; 0 leaves it to the servers. A
+        call takes at most `wait_s`, including all waiting around it. `stateless` sessions can be opened again in the
+        middle. While `parked` is entered, the clock stands still."""
         self._directory = directory
         self._recorder = recorder
         self._servers = tuple(servers)
@@ -134,7 +135,7 @@ class ToolCalls:
         self._session = recorder.record.id
         self._reserved = False
         self._opened = 0
-        """How often the session was opened: a toolbox forgets the calls of an earlier one."""
+        """How often the session was opened, because a toolbox forgets the calls of an earlier session."""
         self._leaving = asyncio.Event()
         self._asked = recorder.has_tool_calls
         """Whether the session has state that later calls build on."""
@@ -156,7 +157,8 @@ class ToolCalls:
             raise EndedError(Outcome.TOOL_SERVER_FAILED, str(refused)) from refused
 
     async def run(self, turn: int, calls: Sequence[Call], *, hidden: bool = False) -> list[str]:
-        """Texts for the model, in the order of `calls`. `hidden`: they are calls of hidden tools, by agentrl itself."""
+        """Runs the calls and returns texts for the model, in the order of `calls`. `hidden`: agentrl itself calls
+        hidden tools."""
         places = self.offer.hidden if hidden else self.offer.places
         stored = sorted(self._recorder.tool_calls_of(turn), key=lambda call: _number(call.id))
         first = self._numbers[turn]
@@ -204,7 +206,7 @@ class ToolCalls:
     # ---- the calls of a turn ----
 
     async def _all(self, jobs: list[asyncio.Task[str]]) -> list[str]:
-        """Their results; the first failure ends the waiting, and so does leaving."""
+        """Waits for all results. The first failure ends the wait, and so does leaving."""
         leaving = asyncio.create_task(self._leaving.wait(), name="leave")
         try:
             left = set(jobs)
@@ -222,7 +224,8 @@ class ToolCalls:
     async def _one(
         self, turn: int, number: int, call: Call, place: tuple[str, str] | None, stored: Sequence[ToolCall]
     ) -> str:
-        """Makes the call, or continues what was requested before under this number. `place`: server and tool."""
+        """Makes the call, or continues the call that was requested before under this number. `place`: server and
+        tool."""
         before = [one for one in stored if _number(one.id) % RETRIES_APART == number]
         document = before[-1] if before else None
         if document is not None and document.status in _ANSWERED:
@@ -241,7 +244,7 @@ class ToolCalls:
                 session=self._session,
                 durable=place is not None and server not in self._repeatable,
             )
-        # The toolbox knows it by the first id: what ran for a sampler that is gone is not run again.
+        # The toolbox knows the call by its first id, so it does not run again what ran for a sampler that is gone.
         asked_as = before[0].id if before else document.id
         if place is None:
             return self._refuse(document, f"There is no tool {call.name}. {self._known()}")
@@ -251,7 +254,7 @@ class ToolCalls:
     def _asking(
         self, asked_as: str, place: tuple[str, str], arguments: dict[str, Any], *, asked_in: int | None
     ) -> Callable[[ToolboxClient], Awaitable[CallAnswer]]:
-        """One that may be repeated. `asked_in` is the session in which the call may have begun to run."""
+        """A request that may be repeated. `asked_in` is the session in which the call may have begun to run."""
 
         async def ask(box: ToolboxClient) -> CallAnswer:
             nonlocal asked_in
@@ -298,7 +301,7 @@ class ToolCalls:
         return await self._read(self._result_text(document, answer.content, free=answer.breaker_open))
 
     async def _read(self, text: str) -> str:
-        """With its images at hand for the next prompt."""
+        """Returns the text, after loading its images for the next prompt."""
         try:
             await self._images.load(text)
         except ImageError as wrong:
@@ -306,18 +309,18 @@ class ToolCalls:
         return text
 
     def _result_text(self, document: ToolCall, text: str, *, free: bool = False) -> str:
-        """What the model reads of a call that ended; EndedError if it is not for the model."""
+        """What the model reads of an ended call. Raises EndedError if the model must not see it."""
         if document.error_class == "infrastructure":
             timeout = document.status == ToolCallStatus.TIMEOUT
             outcome = Outcome.TOOL_TIMEOUT if timeout else Outcome.TOOL_SERVER_FAILED
             raise EndedError(outcome, f"{document.server}.{document.tool}: {text}"[:2000], free=free)
         if document.status == ToolCallStatus.LOST:
-            # The tool says that its crash is the policy's, and what the session knew is gone with it.
+            # The tool declares crashes to be the policy's fault, and the state of the session is lost.
             raise EndedError(Outcome.TOOL_FAILURE, f"{document.server}.{document.tool}: {text}"[:2000])
         return text
 
     def _refuse(self, document: ToolCall, why: str) -> str:
-        """The model gets the reason; no toolbox runs it."""
+        """Refuses a call: the model gets the reason, and no toolbox runs it."""
         refused = CallAnswer(status="tool_error", error_class="policy", content=why)
         self._recorder.tool_moved(document, ToolCallStatus.REFUSED, refused)
         return why
@@ -349,9 +352,9 @@ class ToolCalls:
             raise EndedError(Outcome.TOOL_SERVER_FAILED, why)
 
     async def _rebuild(self) -> None:
-        """Bring the sessions of a fork to where its trunk ends. They have the ids of the trunk's calls, so a sampler
-        that goes on with it is answered what ran before and runs the rest. If one is lost, a fresh session is
-        rebuilt."""
+        """Bring the sessions of a fork to the end of its trunk. The calls have the ids of the trunk's calls, so a
+        sampler that takes over gets the answers of calls that already ran, and runs the rest. If a call is lost, a
+        fresh session is rebuilt."""
         places = self._recorder.trunk_calls
         if not places or self._recorder.has_own_tool_calls:
             return
@@ -372,7 +375,7 @@ class ToolCalls:
         await self._reserve(box)
 
     async def _rebuild_once(self, calls: Sequence[EarlierCall]) -> str:
-        """Which call was lost and why; empty if all returned what is recorded."""
+        """Which call was lost and why; empty if all calls returned the recorded results."""
         for place in calls:
             call = self._recorder.tool_call(place.id)
             then = CallResult(call.status, await self._recorder.whole_result(call), call.error_class)
@@ -395,7 +398,8 @@ class ToolCalls:
         return opened
 
     async def _patiently(self, what: str, act: Callable[[ToolboxClient], Awaitable[T]]) -> T:
-        """Until the toolbox takes it. Waiting for a breaker, a free place or a toolbox parks the episode."""
+        """Repeats a request until a toolbox takes it. Waiting for a breaker, a free place or a toolbox parks the
+        episode."""
         began, retry_s = time.monotonic(), RETRY_S
         away_since: float | None = None
         while True:
@@ -425,7 +429,7 @@ class ToolCalls:
 
     @staticmethod
     def _refuse_for_good(refusal: ToolboxError, *, waited_s: float, away_s: float) -> None:
-        """Raises, unless asking again may help."""
+        """Raises unless a repeated request may succeed."""
         match refusal:
             case BadRequestError() | UnknownToolError():
                 raise _InvalidError(refusal.message)
@@ -439,12 +443,12 @@ class ToolCalls:
 
 
 def _is_away(refusal: ToolboxError) -> bool:
-    """The toolbox does not answer as it should; whether it ran the call is not known."""
+    """Whether the toolbox did not answer properly, so that it is unknown whether it ran the call."""
     return not isinstance(refusal, BadRequestError | UnknownToolError | SessionError | QuotaError | UnavailableError)
 
 
 async def _lost_with_session(ask: Callable[[ToolboxClient], Awaitable[CallAnswer]], box: ToolboxClient) -> CallAnswer:
-    """The answer; a call of which the session is gone is lost."""
+    """The answer; `lost` if the session of the call is gone."""
     try:
         return await ask(box)
     except SessionError as gone:
@@ -465,11 +469,11 @@ def _effects(tools: Sequence[ToolInfo], server: str, run_file: Mapping[str, Tool
 
 
 class _InvalidError(Exception):
-    """The toolbox will never take this call; that is for the model to know."""
+    """The toolbox will never take this call; the model gets the reason."""
 
 
 def _is_for(call: Call, place: tuple[str, str] | None, document: ToolCall) -> bool:
-    """Whether a call of the loop is the one that a trunk has."""
+    """Whether a call of the loop equals the recorded call of the trunk."""
     named = place == (document.server, document.tool) if place else call.name == document.tool
     return named and storable(call.arguments) == document.arguments
 

@@ -1,7 +1,7 @@
 """Long results of tools, summarised by another model before the policy reads them.
 
-Invariants: the record keeps the whole result, the policy reads the summary; a result is replaced by something shorter
-or not at all; a model that refuses leaves the result as it is, one that is away is waited for.
+Invariants: the record keeps the whole result, the policy reads the summary; a result is replaced only by something
+shorter; if the other model refuses, the result stays as it is; if it is away, the episode waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEFT_OUT = "\n(… {} characters are left out …)\n"
 
 
 async def of_results(models: EpisodeModels, query: str, calls: Sequence[Call], results: Sequence[str]) -> list[str]:
-    """The results, or their summaries, side by side."""
+    """The results, or their summaries, made in parallel."""
     settings = models.summaries
     found = list(results)
     pairs = zip(calls, results, strict=True)

@@ -1,7 +1,7 @@
 """Episodes that are tried without a run: no claims, no store, no records.
 
-Invariants: the loop, the tools, the limits and the scorers are those of a run; what happens is shown turn by turn and
-kept nowhere.
+Invariants: the loop, the tools, the limits and the scorers are those of a run; the episode is shown turn by turn and
+not stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_STORE = cast(Database, None)
 
 
 class TriedEngine(Protocol):
-    """What an episode that is tried needs of an engine."""
+    """The interface that a tried episode needs from an engine."""
 
     async def generate(
         self,
@@ -126,7 +126,7 @@ class TrialDirectory(ServiceDirectory):
         return None if self._toolbox is None else ChosenToolbox("toolbox", self._toolbox)
 
     async def look(self) -> None:
-        """Nothing comes or goes."""
+        """Does nothing: the services never change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

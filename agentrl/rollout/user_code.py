@@ -1,7 +1,7 @@
-"""Agent loops and scorers of a run's own: Python files that its configuration names.
+"""A run's own agent loops and scorers, from Python files that its configuration names.
 
-Invariant: a file that cannot be imported, and a name in an environment or a row that no file registers, are errors of
-the configuration that are raised with their place before an episode begins.
+Invariant: a file that cannot be imported, and a name in an environment or a row that no file registers, raise a
+ConfigError that names the place, before an episode begins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.toolservers import user_files
 
 
 def load(config: RunConfig) -> None:
-    """Import the run's files, which register what they define, and see that nothing is missing."""
+    """Import the run's files, which register what they define, and check that nothing is missing."""
     for number, path in enumerate(config.rollout.code):
         _run(Path(path), f"agentrl_own_{number}")
     register_declared()
@@ -68,6 +68,6 @@ def _run(path: Path, module: str) -> None:
         where = [frame for frame in traceback.extract_tb(broken.__traceback__) if frame.filename == str(path)]
         line = where[-1].lineno if where else getattr(broken, "lineno", None)
         place = f"{path}, line {line}" if line else f"{path}"
-        # Python's own words for a file that cannot be read name the place once more.
+        # Python's message for an unreadable file would repeat the place.
         what = broken.msg if isinstance(broken, SyntaxError) else " ".join(str(broken).split())
         raise ConfigError(f"rollout.code: {place}: {type(broken).__name__}: {what}.") from broken

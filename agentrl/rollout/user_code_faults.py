@@ -1,8 +1,8 @@
-"""Reports agent loops and scorers that fail each time, so that their exception is seen and they get the blame.
+"""Reports agent loops and scorers that fail each time, so that people see the exception and the code that is at fault.
 
 One failure may be the fault of one answer; several in a row, without a success between them, are the fault of the code.
-A report of code that is not called any more is withdrawn after a while: it would never be answered by a success. So is
-that of a scorer whose other model was away, once that answers again.
+A report is withdrawn after a while if its code is no longer called, because no success could clear it. The report of a
+scorer whose other model was away is withdrawn once that model answers again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ def described(broken: BaseException) -> str:
 
 
 def shown(text: str) -> str:
-    """A text of a user's code or of a model on one line, without what a terminal or a store would act on."""
+    """A text of a user's code or of a model on one line, without characters that a terminal or a store would
+    interpret."""
     cut = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
 
 
 def scoring_of(agent: str) -> str:
-    """The scoring by an agent loop. It counts apart from its `run`, which may work in every episode."""
+    """The name for the scoring by an agent loop. It is counted separately from `run`, which may work in every
+    episode."""
     return f"agent {agent} (evaluate_record)"
 
 
@@ -52,7 +54,7 @@ class _Failures:
     count: int = 0
     newest_at: float = 0.0
     away: str = ""
-    """The other model that the newest failure is due to; empty if it is another's fault."""
+    """The other model that caused the newest failure; empty if there is another cause."""
 
 
 class UserCodeFaults:
@@ -64,7 +66,8 @@ class UserCodeFaults:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`report` gets the thing at fault and a sentence, which is empty when it works again or is not called."""
+        """`report` gets the thing at fault and a sentence, which is empty when the code works again or is no longer
+        called."""
         self._report = report
         self._clock = clock
         self._failures: dict[str, _Failures] = {}
@@ -85,7 +88,7 @@ class UserCodeFaults:
         self._warn(f"{of}: tasks", f"it ended before {counted(len(places), 'tasks')} that it had begun ({places[0]})")
 
     def _warn(self, of: str, sentence: str) -> None:
-        """At once: it is no failure that may be the fault of one answer."""
+        """Warns at the first occurrence, because one answer cannot cause this."""
         self._failures[of] = _Failures(IN_A_ROW, self._clock())
         self._report(of, sentence)
 
@@ -109,7 +112,7 @@ class UserCodeFaults:
             self._report(of, "")
 
     def forget_untried(self, under_way: Collection[str]) -> None:
-        """Withdraws reports of what was not called for a while. `under_way`: what episodes call at present."""
+        """Withdraws reports of code that was not called for a while. `under_way`: the code that episodes call now."""
         now = self._clock()
         for of, failures in list(self._failures.items()):
             if of in under_way:

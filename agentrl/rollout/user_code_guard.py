@@ -4,7 +4,7 @@ Agent loops and scorers share an event loop with the episodes of others. A block
 in one of them would end or delay all.
 
 Invariants:
-- Code that blocks the event loop for longer than a limit is interrupted by an exception at the line where it stands.
+- Code that blocks the event loop for longer than a limit is interrupted by an exception at the line that it executes.
 - `os._exit` and `os.abort` raise where code of a user calls them in this process; its children may end themselves.
 - Nothing but the code of users is ever interrupted.
 """
@@ -27,18 +27,18 @@ from agentrl.rollout.user_places import Place
 from agentrl.rollout.user_tasks import BlockedError, UserExitError
 
 BLOCKED_AT_MOST_S = 10.0
-"""Then the code is interrupted."""
+"""After this time the code is interrupted."""
 LATE_S = 1.0
 """Code that holds up the others for longer than this is counted."""
 _EVERY_S = 0.5
 _LOOK_S = 0.02
 MOST_INTERRUPTIONS = 5
-"""Code that catches the interruption gets another one after the same time; after as many it is stuck."""
+"""Code that catches the interruption gets another one after the same time; after this many it counts as stuck."""
 _SIGNAL = signal.SIGRTMIN + 7
 
 
 class Late(NamedTuple):
-    """The event loop stood still in the code of a user."""
+    """Code of a user blocked the event loop."""
 
     place: Place
     seconds: float
@@ -142,6 +142,6 @@ def no_exit() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def watched(on_late: Callable[[Late], None] = lambda late: None) -> AsyncIterator[None]:
-    """Both, for a process that runs episodes."""
+    """Enters both guards, for a process that runs episodes."""
     with LoopWatch(on_late), no_exit():
         yield

@@ -21,7 +21,7 @@ _named: set[Path] = set()
 
 
 class Place(NamedTuple):
-    """A line of a user."""
+    """A line of user code."""
 
     file: str
     line: int
@@ -47,7 +47,7 @@ def is_users(file: str) -> bool:
 
 
 def of_frame(frame: FrameType | None) -> Place | None:
-    """The innermost line of a user that led to this frame."""
+    """The innermost line of user code that led to this frame."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             return Place(frame.f_code.co_filename, frame.f_lineno)
@@ -56,7 +56,7 @@ def of_frame(frame: FrameType | None) -> Place | None:
 
 
 def of_traceback(traceback: TracebackType | None) -> Place | None:
-    """The innermost line of a user that an exception passed."""
+    """The innermost line of user code that an exception passed."""
     found = None
     while traceback is not None:
         if is_users(traceback.tb_frame.f_code.co_filename):

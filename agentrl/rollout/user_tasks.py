@@ -19,11 +19,11 @@ from agentrl.rollout import user_places
 from agentrl.rollout.user_places import Place
 
 ENDS_WITHIN_S = 2.0
-"""A task that does not end when it is cancelled is left after this."""
+"""A cancelled task that has not ended after this time is abandoned."""
 
 
 class UserExitError(Exception):
-    """Code of a user wanted to end the process that runs it."""
+    """Code of a user tried to end the process that runs it."""
 
 
 class BlockedError(BaseException):
@@ -35,14 +35,14 @@ FATAL = (SystemExit, KeyboardInterrupt, BlockedError)
 
 
 class UserTasks:
-    """Of one episode."""
+    """The asyncio tasks that the code of a user creates in one episode."""
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[Any], Place] = {}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """What begins inside belongs to this episode."""
+        """Tasks that are created inside belong to this episode."""
         before = _own.set(self)
         try:
             yield
@@ -75,7 +75,7 @@ _own: ContextVar[UserTasks | None] = ContextVar("tasks of the episode", default=
 
 
 def install() -> None:
-    """For the running event loop."""
+    """Installs the task factory in the running event loop."""
     asyncio.get_running_loop().set_task_factory(_make)
 
 
@@ -85,7 +85,7 @@ def _make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio
     if own is None or place is None or not asyncio.iscoroutine(work):
         return asyncio.Task(work, loop=loop, **options)
     task: asyncio.Task[Any] = asyncio.Task(without_exit(work), loop=loop, **options)
-    task.add_done_callback(lambda _: work.close())  # It never began if the task was cancelled at once.
+    task.add_done_callback(lambda _: work.close())  # A task that was cancelled at once never began its coroutine.
     own.add(task, place)
     return task
 

@@ -1,4 +1,4 @@
-"""Scorers that watch: what they say of an episode is a part of its record and trains nothing.
+"""Watchers: scorers whose score of an episode is a part of its record and never trains.
 
 Invariants:
 - A watcher never changes a score, and one that cannot answer leaves the record without its part.
@@ -23,13 +23,13 @@ _watchers: dict[str, Sequence[str]] = {}
 
 
 def configure(watchers: Mapping[str, Sequence[str]]) -> None:
-    """By environment: names of scorers."""
+    """Set the names of the watchers by environment."""
     _watchers.clear()
     _watchers.update(watchers)
 
 
 async def added(found: Score, answer: Callable[[], str | None], task: Task) -> Score:
-    """The score with the parts of the watchers of its environment. A part that the score has already, because its
+    """The score with the parts of the watchers of its environment. A part that the score already has, because its
     environment computes it as a metric, is not computed again."""
     names = [name for name in _watchers.get(task.environment, ()) if name not in found.parts]
     if not names:

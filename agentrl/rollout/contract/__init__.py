@@ -1,4 +1,5 @@
-"""The contract kit: what an environment must hold so that it can be trained on, and how it is found out.
+"""The contract kit: the rules that an environment must follow so that it can be trained on, and the probes that test
+them.
 
-`agentrl check` runs it. No model is needed: a script says what a model would.
+`agentrl check` runs it. It needs no model: a script plays the model.
 """

@@ -2,7 +2,7 @@
 
 Invariants:
 - Each finding has a name, one sentence with the line of the user's code, and what to do about it.
-- A fault breaks the contract; a note is for a person to know.
+- A fault breaks the contract; a note only informs a person.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HINTS = {
     "leaks-files": "Close it, for example by a with statement.",
     "leaks-processes": "End and wait for the processes that it starts.",
 }
-"""By the name of the finding: what to do."""
+"""What to do, by the name of the finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Finding:
 
 
 class Findings:
-    """Each fault once, however often it shows."""
+    """The findings. Each fault is kept once, however often it occurs."""
 
     def __init__(self) -> None:
         self.all: list[Finding] = []

@@ -3,7 +3,7 @@
 Invariants:
 - An episode of the kit is one of a run: the same loop, tools, limits and scorers; only a script takes the place of the
   model, and nothing is stored.
-- A tool that hangs or ends its process is found once, and left out of what follows.
+- A tool that hangs or ends its process is reported once, and is not called by later probes.
 - Episodes are compared with others of the same row and the same script only.
 """
 
@@ -43,7 +43,7 @@ MOST_ROWS = 4
 CANCELLED_WITHIN_S = 2.0
 SETTLES_WITHIN_S = 1.0
 _LEAST_LEFT = 0.5
-"""Of an episode: what is left by fewer episodes than this share is no leak."""
+"""Leftovers are a leak only if there are at least this many of them per episode."""
 
 
 class StuckError(Exception):
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
     outcome: str
     prompts: tuple[tuple[int, ...], ...]
     calls: tuple[tuple[str, str, str], ...]
-    """Tool, arguments, result."""
+    """Tool, arguments and result of each call."""
 
 
 class Kit:
@@ -96,12 +96,12 @@ class Kit:
         self._usable: list[ToolInfo] = []
         self._numbers = itertools.count(1)
         self.hopeless = False
-        """Its code hangs or blocks, so what is left to try would take long and find the same."""
+        """Its code hangs or blocks, so further probes would take long and find the same."""
         self._reference: dict[str, tuple[Seen, Score | None]] = {}
 
     @property
     def probes(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """In their order, by name."""
+        """The probes in their order, by name."""
         return {
             "names": self.names,
             "tools": self.tools,
@@ -134,7 +134,7 @@ class Kit:
             await preflight.life(server, setup, self._state_place)
 
     def _setup(self, tools: Sequence[ToolInfo], server: str) -> dict[str, Any]:
-        """What the server makes the state of a session from."""
+        """The data from which a tool server makes the state of a session."""
         task = self._tasks[0]
         names = [each.name for each in tools if each.server == server]
         return {"query": task.query, "truth": task.answer, "row": task.extra, "tools": names}
@@ -156,7 +156,7 @@ class Kit:
                 self._reference[task.id] = (self._seen(first), scores[0])
 
     async def hostility(self) -> None:
-        """An episode of whatever a model says ends and is scored."""
+        """An episode ends and is scored, whatever the model says."""
         task = self._tasks[0]
         for what, texts in script.hostile(self._config.parser, self._specs, task.answer_schema).items():
             acted = await self._ended(task, texts, what)
@@ -171,7 +171,7 @@ class Kit:
         await self._cancel_in_score()
 
     async def crowd(self) -> None:
-        """Episodes side by side do what each of them does alone, and leave nothing behind."""
+        """Episodes in parallel do what each of them does alone, and leave nothing behind."""
         tasks = [task for task in self._tasks if task.id in self._reference] or self._tasks[:1]
         before = leaks.held(own_children=self._own_children)
         self._begun.clear()
@@ -208,7 +208,7 @@ class Kit:
     async def _ended(
         self, task: Task, texts: Sequence[str] | None = None, what: str = "a right answer"
     ) -> Acted | None:
-        """The episode; None if it ended as no episode may."""
+        """The episode; None if it ended in a way that the contract forbids."""
         _, acting = self._begin(task, texts)
         limit_s = 2 * self._at_most_s + CANCELLED_WITHIN_S + len(texts or ())
         await self._end_of(acting, limit_s, "agent-hangs", f"the agent does not end after {what}")
@@ -272,7 +272,8 @@ class Kit:
     async def _end_of(
         self, work: asyncio.Task[Any], limit_s: float, name: str, sentence: str, *, scorer: bool = False
     ) -> None:
-        """Waits; what does not end in time, and not when it is cancelled, needs another process."""
+        """Waits for the end, and cancels work that does not end in time. Raises StuckError for an agent that hung, and
+        for a scorer that does not even end when it is cancelled: their process must be replaced."""
         await asyncio.wait([work], timeout=limit_s)
         if work.done():
             return
@@ -366,7 +367,7 @@ class Kit:
         if not scoring.done():
             await self._cancelled(scoring, "a scorer", _waits_at(scoring))
         elif not scoring.cancelled():
-            scoring.exception()  # It was reported by another probe.
+            scoring.exception()  # Another probe has reported it.
 
     async def _cancelled(self, work: asyncio.Task[Any], who: str, place: Place | None) -> None:
         at = _waits_at(work) or place
@@ -403,7 +404,7 @@ class Kit:
 
 
 def _root(wrong: BaseException) -> BaseException:
-    """What code of a user raised."""
+    """The exception that the user's code raised."""
     while wrong.__cause__ is not None and isinstance(wrong, UnscoredError | EndedError | UserExitError):
         wrong = wrong.__cause__
     return wrong

@@ -27,11 +27,12 @@ _EVENTS = {
     "_thread.start_new_thread": "leaks-threads",
 }
 WORDS = {"leaks-files": "files open", "leaks-processes": "child processes", "leaks-threads": "threads"}
-"""What is left, by the name of the finding."""
+"""What was left behind, in words, by the name of the finding."""
 
 
 class Begun:
-    """Where code of users began things. There is one in a process: an audit hook cannot be removed."""
+    """The lines at which the code of users began things. A process has only one instance, because an audit hook cannot
+    be removed."""
 
     def __init__(self) -> None:
         self._places: dict[str, Counter[Place]] = {name: Counter() for name in WORDS}
@@ -39,7 +40,7 @@ class Begun:
         self._note_threads()
 
     def _note_threads(self) -> None:
-        """Python audits them from 3.12 on."""
+        """Notes the start of threads, which Python audits only from 3.12 on."""
         start = threading.Thread.start
 
         def noted(thread: threading.Thread) -> None:
@@ -127,7 +128,7 @@ def _open_files() -> int:
 
 
 def _strange_sockets() -> int:
-    """Connections whose other end is not in this process, and sockets of no connection."""
+    """Connections whose other end is not in this process, and sockets without a connection."""
     found = psutil.Process().net_connections("all")
     here = {each.laddr for each in found if each.laddr}
     return sum(not (each.raddr and each.raddr in here) and each.status != "LISTEN" for each in found)

@@ -19,7 +19,7 @@ _CONTROL = "\x1b[2J\x07\x00 right \u202e wrong \u2028 next"
 
 
 def answered(schema: str, answer: str) -> str:
-    """A text with the answer where the environment looks for it."""
+    """A text that has the answer at the place where the environment looks for it."""
     if not schema:
         return answer or "nothing"
     return f"\\boxed{{{answer}}}" if schema == BOXED else f"<{schema}>{answer}</{schema}>"
@@ -32,7 +32,7 @@ def usual(parser: str, tools: Sequence[ToolSpec], answer: str) -> list[str]:
 
 
 def hostile(parser: str, tools: Sequence[ToolSpec], schema: str) -> dict[str, list[str]]:
-    """What models also say, by what it is, and then an answer of a word."""
+    """Difficult outputs of models, by their kind. If the episode goes on after one, a short answer follows."""
     name = tools[0].name if tools else "search"
     whole = tool_call_parsers.written(parser, [Call(name, {"text": "a"})])
     last = answered(schema, "nothing")

@@ -1,7 +1,7 @@
-"""A model whose turns are written beforehand, for all episodes or for each its own.
+"""A model whose turns are written beforehand, for all episodes or for each one separately.
 
 Invariants:
-- An episode gets its turns in order, and the last one again and again.
+- An episode gets its turns in order, and then the last one repeatedly.
 - A held episode waits in its model call until it is cancelled.
 """
 
@@ -19,7 +19,7 @@ class ScriptedModel:
     """An engine for one process."""
 
     def __init__(self, template: Template, version: int, texts: Sequence[str] = ()) -> None:
-        """`texts` are the turns of episodes for which none were written."""
+        """`texts` are the turns of episodes without a script of their own."""
         self._template = template
         self._version = version
         self._turns_of_all = [template.assistant(text) for text in texts]
@@ -62,7 +62,7 @@ class ScriptedModel:
         turns = self._turns.get(record, self._turns_of_all)
         turn = turns[min(self._said[record], len(turns) - 1)]
         self._said[record] += 1
-        await asyncio.sleep(0)  # Episodes side by side take turns.
+        await asyncio.sleep(0)  # Lets parallel episodes take turns.
         said = turn[: sampling.max_new_tokens]
         return Generated(
             ids=said,

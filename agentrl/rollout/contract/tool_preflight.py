@@ -1,7 +1,7 @@
 """Calls every tool of an environment once, and looks at what it gives.
 
 Invariants:
-- A tool that acts outside of its session is not called; it is said to be untried.
+- A tool that acts outside of its session is not called; it is reported as not tried.
 - Each tool is called in a session of its own, so that none depends on another.
 """
 
@@ -23,12 +23,12 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EXCEPTION = re.compile(r"(\w+\.)*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
 _ALLOWED = "\n\t\r"
 MOST_CHARS = 16_000
-"""Of a result that a model can use; the rest of its context would be gone after a few."""
+"""A longer result is of no use to a model: a few of them would fill its context."""
 _MOST_ERROR_CHARS = 2_000
 
 
 class Preflight:
-    """Of one environment."""
+    """Calls the tools of one environment."""
 
     def __init__(
         self, toolbox: ToolboxClient, findings: Findings, places: Mapping[str, Place], at_most_s: float
@@ -45,8 +45,8 @@ class Preflight:
         effects: Mapping[str, Mapping[str, ToolEffect]],
         setups: Mapping[str, Mapping[str, Any]],
     ) -> list[ToolInfo]:
-        """The tools that answer. `effects`: what the run file declares, by server. `setups`: what servers make the
-        state of a session from."""
+        """Returns the tools that answer. `effects`: what the run file declares, by server. `setups`: the data from
+        which servers make the state of a session."""
         usable = []
         for tool in tools:
             place = self._places.get(tool.name)
