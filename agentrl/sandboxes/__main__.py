@@ -1,9 +1,9 @@
 """Runs a program of an environment in its sandbox: `python -m agentrl.sandboxes JSON`.
 
-What reads a run file asks the environment's file by this what it declares, and knows no sandboxes itself.
+The reader of run files uses it to ask an environment's file for its declaration, so it need not know sandboxes.
 
-Invariant: what the program writes is all that is on standard output, but for a sandbox that is refused: then that is
-one line of JSON with `refused` and `hint`, and the program was not started.
+Invariant: standard output has only what the program writes. If the sandbox is refused, it has one line of JSON with
+`refused` and `hint`, and the program was not started.
 """
 
 from __future__ import annotations

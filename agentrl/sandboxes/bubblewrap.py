@@ -1,8 +1,8 @@
 """Builds the command line that runs a tool server in namespaces of its own, by bubblewrap.
 
 Invariants:
-- The server sees a read-only system, the files of its program, and what the operator named; nothing else.
-- It has no capability, no network unless allowed, no process but its own, and ends with the toolbox.
+- The server sees only a read-only system, the files of its program, and what the operator named.
+- It has no capability, no network unless allowed, sees only its own processes, and ends with the toolbox.
 - The system calls that `system_calls.py` denies fail.
 - Secrets are never in the arguments, which every user of the host may read: the environment is inherited.
 """
@@ -25,7 +25,7 @@ HOME = "/tmp/home"
 """The private home directory; it ends with the process."""
 _TRY_WITHIN_S = 10.0
 _INSIDE_ID = "1000"
-"""Root outside is no root inside: programs that ask drop what they do for root."""
+"""Root outside is not root inside, because programs behave differently if they find that they are root."""
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def _complaint_of_trial(filter_of_calls: int = -1) -> str:
 def command_line(
     command: Sequence[str], cwd: Path, sandbox: Sandbox, rules: Sequence[Rule], *, filter_of_calls: int = -1
 ) -> tuple[str, ...]:
-    """The command that runs `command` in its sandbox. Its environment is that of the process.
+    """The command that runs `command` in its sandbox. The environment is inherited from the process that starts it.
 
     `filter_of_calls` is the descriptor of the filter of system calls.
     """
@@ -140,7 +140,7 @@ def _settings(*, network: bool) -> Iterator[str]:
         if name == "resolv.conf" and not network:
             continue
         if os.path.islink(path) and os.path.realpath(path).startswith(tuple(f"{place}/" for place in SYSTEM)):
-            # The time zone is known by where /etc/localtime leads.
+            # Programs read the time zone from the target of the link /etc/localtime.
             yield from ("--symlink", os.readlink(path), path)
         else:
             yield from ("--ro-bind-try", path, path)
@@ -161,7 +161,7 @@ def _is_cover(rule: Rule) -> bool:
 
 
 def _limits(sandbox: Sandbox) -> Iterator[str]:
-    # Memory counts what is written to (RLIMIT_DATA): node and others reserve far more addresses than they use.
+    # The limit covers written memory (RLIMIT_DATA), because node and others reserve far more addresses than they use.
     yield from (
         shutil.which("prlimit") or "prlimit",
         f"--data={sandbox.memory}",

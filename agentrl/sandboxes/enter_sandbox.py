@@ -5,7 +5,7 @@ It is a program of its own, because only a process with one thread may enter a u
 library only, and all of it before it enters, because the files of the host are out of reach then.
 
 Invariants:
-- It never runs the program outside: a process without namespaces of its own is refused.
+- It never runs the program outside of a sandbox: a process without namespaces of its own is refused.
 - The program has no capability, gains no privilege, and has the limits and the filter of the sandbox: the server in it
   may write into a program that runs beside it.
 """
@@ -40,7 +40,7 @@ def main(pid: str, directory: str, limits: str, filter: str, program: list[str])
         return REFUSED
     entered = spaces["user"]
     if os.geteuid() != 0:
-        # Only in the user namespace that owns the others may an ordinary user enter them.
+        # An ordinary user may enter the other namespaces only from the user namespace that owns them.
         entered = fcntl.ioctl(spaces["mnt"], _NS_GET_USERNS)
         _enter(entered)
     for kind in different:

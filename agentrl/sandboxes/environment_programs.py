@@ -1,7 +1,8 @@
-"""Starts the program of an environment in its sandbox, which is that of a tool server.
+"""Starts the program of an environment in the same kind of sandbox as a tool server.
 
 Invariants:
-- It sees the directory of its file, its Python and what its `sandbox` names, and gets the variables of a tool server.
+- It sees the directory of its file, its Python and the paths that its `sandbox` names, and gets the same environment
+  variables as a tool server.
 - Without `network` it reaches none of the hosts of its list.
 """
 

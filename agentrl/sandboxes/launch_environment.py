@@ -47,7 +47,7 @@ CERTIFICATES = ("CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "
 TRACEPARENT = "TRACEPARENT"
 """As OpenTelemetry names the variable: the trace of the operation for which the process is started."""
 MARKS = ("AGENTRL_HOST", "AGENTRL_INCARNATION")
-"""Names that every process of a run has. They are no address and grant no rights."""
+"""Variables that every process of a run has. They are not an address and grant no rights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Launch:
     """The command that removes what may outlive the process; empty if nothing does."""
     cgroup: SandboxCgroup | None = None
     inherited: tuple[socket.socket | BinaryIO, ...] = ()
-    """What the process inherits beside its standard input and output."""
+    """What the process inherits besides its standard input and output."""
     interpreters: tuple[Path, ...] = ()
-    """Of the environment with the packages of the server, which is visible to it whatever its program is."""
+    """The interpreters of the environment with the packages of the server, which the server always sees."""
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[list[int]]:

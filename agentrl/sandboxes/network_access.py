@@ -1,7 +1,7 @@
-"""Gives sandboxes the network of their lists: hands their sockets to the network proxy, and counts what it refuses.
+"""Gives sandboxes access to the hosts on their lists: passes their sockets to the network proxy, and counts refusals.
 
 Invariants:
-- A sandbox passes one socket, before its server starts; whatever else it sends ends its network.
+- A sandbox passes one socket, before its server starts; if it sends anything else, it loses its network.
 - The proxy starts when the first sandbox needs it. One that dies is started again with the sockets of all sandboxes.
 - The socket of a sandbox that has ended is closed.
 """
@@ -26,7 +26,7 @@ from agentrl.sandboxes import network_socket
 
 log = logging.getLogger("toolbox")
 PORT = 3128
-"""In the sandbox, which has a loopback interface of its own."""
+"""The port in the sandbox, which has a loopback interface of its own."""
 RESTART_AFTER_S = 0.5
 _PROXY = "agentrl.sandboxes.network_proxy"
 _URL = f"http://127.0.0.1:{PORT}"
@@ -47,7 +47,7 @@ class _Admitted:
 
     server: str
     place: str
-    """Of the server in the run file, such as `tools.search`."""
+    """The key of the server in the run file, such as `tools.search`."""
     allowed: tuple[str, ...]
     ours: socket.socket
     listener: socket.socket | None = None
@@ -62,12 +62,12 @@ def command_inside(command: Sequence[str], socket_of_toolbox: socket.socket) -> 
 def environment(allowed: Sequence[str]) -> dict[str, str]:
     """The variables by which programs find the proxy."""
     listed = {split_port(entry)[0] for entry in allowed}
-    # Loopback is that of the sandbox, if the list does not name it.
+    # Unless the list names it, loopback means the loopback of the sandbox.
     direct = ",".join(host for host in _LOOPBACK if host not in listed)
     return {
         **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _URL),
         **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),
-        # Newer versions of Node then use the variables above.
+        # Makes newer versions of Node use the variables above.
         "NODE_USE_ENV_PROXY": "1",
     }
 
@@ -86,8 +86,8 @@ class NetworkAccess:
         return self._refusals.setdefault(server, Refusals())
 
     def admit(self, server: str, allowed: Sequence[str], *, section: str = "tools") -> socket.socket:
-        """Expect a sandbox of this server, or of what another section of the run file names. Returns the socket that
-        its process inherits; the caller closes it."""
+        """Expect a sandbox of this server, or of another section of the run file. Returns the socket that its process
+        inherits; the caller closes it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         number = next(self._numbers)
@@ -149,7 +149,7 @@ class NetworkAccess:
         except OSError:
             data, descriptors = b"", []
         if data and descriptors and admitted.listener is None:
-            # The program of the sandbox has not started yet, so this is its socket.
+            # The program of the sandbox has not started yet, so the socket is genuine.
             admitted.listener = socket.socket(fileno=descriptors[0])
             self._pass_on(number)
             return

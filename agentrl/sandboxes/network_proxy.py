@@ -1,10 +1,11 @@
-"""The process of a toolbox that connects sandboxes with the hosts on their lists.
+"""A process of a toolbox that connects sandboxes with the hosts on their lists.
 
-It is a process of its own, so that no traffic holds the loop of the toolbox. It speaks HTTP and CONNECT on listening
-sockets that were opened inside the sandboxes; the toolbox hands them over on the standard input (`network_access.py`).
+It is a separate process, so that traffic never delays the event loop of the toolbox. It speaks HTTP and CONNECT on
+listening sockets that were opened inside the sandboxes; the toolbox hands them over on the standard input
+(`network_access.py`).
 
 Invariants:
-- A connection goes to an address that was checked; the name is not resolved a second time.
+- A connection goes to the address that was checked; the name is not resolved a second time.
 - Connections, the head of a request and all waits are bounded. A tunnel that is silent for long ends.
 - It ends with its toolbox.
 """
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 from agentrl.config.network_rules import NetworkRules, split_port
 
 CONNECTIONS_OF_SANDBOX = 64
-"""More wait in the backlog of the socket."""
+"""Further connections wait in the backlog of the socket."""
 HEAD_BYTES = 1 << 16
 HEAD_WITHIN_S = 10.0
 CONNECT_WITHIN_S = 15.0
@@ -156,7 +157,8 @@ class SandboxListener:
 
 
 class RefusalReport:
-    """Lines of JSON for the toolbox, at most some per second; later ones count those that were left out."""
+    """Reports refusals to the toolbox as lines of JSON, at most a few per second; later lines count the refusals left
+    out."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -224,7 +226,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _relay(one: Ends, other: Ends) -> None:
-    """Copy both ways until both ended, or nothing came from either for a while."""
+    """Copy in both directions until both ended, or until neither sent anything for a while."""
     loop = asyncio.get_running_loop()
     active = loop.time()
 

@@ -1,7 +1,7 @@
 """Runs inside a sandbox before its server: opens the socket of the network proxy there and passes it to the toolbox.
 
-Usage: `network_socket.py DESCRIPTOR PORT COMMAND...`. The descriptor stays open in the command, so the toolbox sees the
-end of the sandbox by it. Only the standard library is imported, because this delays each start.
+Usage: `network_socket.py DESCRIPTOR PORT COMMAND...`. The descriptor stays open in the command, so the toolbox notices
+the end of the sandbox when it closes. Only the standard library is imported, because imports delay each start.
 """
 
 from __future__ import annotations

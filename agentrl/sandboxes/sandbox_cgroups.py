@@ -2,7 +2,7 @@
 
 Invariants:
 - The sandbox enters its cgroups before its first process of another program starts.
-- A host without usable cgroups leaves the limits of each process, which is in the status of the server.
+- On a host without usable cgroups only the limits of each process remain, and the status of the server says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrl.config.tool_sandbox import Sandbox
 from agentrl.host import cgroups, procfs
 
 _OWN_PROCESSES = 2
-"""Of bubblewrap."""
+"""Processes of bubblewrap itself."""
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 125; done; exec "$@"'
 _PLACES = ".sandboxes"
 """Ends the name of the v1 cgroups of a run's sandboxes; in v2 they are below the cgroup of their unit."""
@@ -96,7 +96,7 @@ def leave() -> None:
 
 
 def unlimited(places: Sequence[tuple[Path, frozenset[str]]]) -> str:
-    """What no cgroup limits in a sandbox as a whole, as a clause with what to do; empty if all is limited."""
+    """Which limits do not hold for a sandbox as a whole, as a clause with what to do; empty if all of them do."""
     limits = frozenset[str]().union(*(files for _, files in places))
     missing = [name for name, files in _LIMITS.items() if not limits & files]
     return f"no cgroup limits the {' and '.join(missing)} of all its processes; {_CURE}" if missing else ""
@@ -122,9 +122,9 @@ def usable_places() -> tuple[tuple[Path, frozenset[str]], ...]:
     run = os.environ.get(procfs.MARK_RUN.decode(), "")
     incarnation = os.environ.get(procfs.MARK_INCARNATION.decode(), "")
     if not run or not incarnation:
-        return ()  # No scan would remove them after a crash.
+        return ()  # After a crash no scan would remove these cgroups.
     place = cgroups.place_of("")
-    # Another cgroup than that of a unit, such as that of a login, is not changed.
+    # Only the cgroup of a unit is changed, and never another one, such as that of a login.
     of_a_unit = place is not None and place.parent.name.startswith(cgroups.run_prefix(run))
     if place is not None and of_a_unit and (limits := _v2_limits(place)):
         return ((place, limits),)
@@ -138,7 +138,8 @@ def usable_places() -> tuple[tuple[Path, frozenset[str]], ...]:
 
 
 def _v2_limits(place: Path) -> frozenset[str]:
-    """Let the own cgroup limit those below it. It must then have no process itself, so this one moves below."""
+    """Let the unit's cgroup limit the cgroups below it. It must then have no process itself, so this process moves
+    below it."""
     offered = procfs.read_bytes(f"{place}/cgroup.controllers").decode().split()
     wanted = [name for name in ("memory", "pids") if name in offered]
     if not wanted:

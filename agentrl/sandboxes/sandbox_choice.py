@@ -1,8 +1,8 @@
-"""Chooses the sandbox of each tool server: the configured kind, or what this host has if that is not required.
+"""Chooses the sandbox of each tool server: the configured kind, or, unless that is required, what this host has.
 
 Invariants:
 - A required sandbox that this host lacks refuses the start, with a sentence that says what to install.
-- A weaker sandbox than the configured one, or one without cgroups, is in the status of the server.
+- If the sandbox is weaker than configured, or has no cgroups, the status of the server says so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Choice:
     lacks: str = ""
     """Why it is weaker than configured; empty if it is not."""
     unlimited: str = ""
-    """Which limits hold for each process only, not for all of them."""
+    """Which limits hold only for each process, not for all processes together."""
 
     @property
     def place(self) -> str:
@@ -88,7 +88,7 @@ def sandboxed(
     """
     sandbox = server.sandbox
     choice = choose_or_refuse(f"{section}.{name}.sandbox", sandbox)
-    # The start of a program that does not exist fails with that reason.
+    # If the program does not exist, its start fails with that reason.
     if choice.kind == "none" or (choice.kind == "process" and not launch.program):
         return launch
     read, write = (

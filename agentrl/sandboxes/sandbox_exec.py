@@ -1,9 +1,9 @@
 """Runs a program in a living sandbox, for an operator.
 
 Invariants:
-- The program is a list of words; no shell reads them.
-- It runs in the namespaces, the cgroup and the limits of the sandbox, with its filter of system calls, and ends within
-  its time, with what it started.
+- The program is a list of words, which are not passed to a shell.
+- It runs in the namespaces, the cgroup and the limits of the sandbox, with its filter of system calls. When its time is
+  over, it and everything that it started are ended.
 - Its output is bounded, and secrets of the server are removed from it.
 """
 
@@ -31,7 +31,7 @@ from agentrl.sandboxes import bubblewrap, system_calls
 from agentrl.sandboxes.launch_environment import Launch
 
 MOST_BYTES = 256 << 10
-"""Of each of the two outputs."""
+"""The most bytes of each of the two outputs."""
 MARK = "AGENTRL_EXEC"
 """A variable in the environment of the program and of what it starts; it has the id of the operation."""
 _PASSED = ("HOME", "LANG", "LC_ALL", "PATH", "TZ")
@@ -50,7 +50,7 @@ class Ran:
     cut: bool
     seconds: float
     not_started: str = ""
-    """Why there was nothing to run."""
+    """Why nothing was run."""
 
 
 async def run_inside(
@@ -85,7 +85,7 @@ async def run_inside(
     finally:
         _end(process, first, mark)
     for _ in range(_ROUNDS):
-        # What left its group is found when its parent is dead, and may hold the pipes open until then.
+        # A process that left the group is found only when its parent is dead. Until then it may hold the pipes open.
         await asyncio.sleep(_ROUND_S)
         _end(process, first, mark)
         if all(task.done() for task in outputs):
@@ -137,7 +137,7 @@ def _inside(first: int) -> int:
 
 
 def _inner_pid(pid: int) -> int:
-    """Its number in its own pid namespace; 0 if it is in that of the host."""
+    """The pid in its own pid namespace; 0 if it is in the namespace of the host."""
     lines = procfs.read_bytes(f"/proc/{pid}/status").splitlines()
     words = next((line.split() for line in lines if line.startswith(b"NSpid:")), [])
     return int(words[-1]) if len(words) > 2 else 0
@@ -150,7 +150,7 @@ def _limits(limits: Sandbox) -> str:
 
 
 def _end(process: Process, first: int, mark: str) -> None:
-    """Kill the program and what it started, also what left its group."""
+    """Kill the program and everything that it started, including processes that left its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     marked = f"{MARK}={mark}".encode()
@@ -162,7 +162,8 @@ def _end(process: Process, first: int, mark: str) -> None:
 
 
 async def _bounded(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """The beginning of an output, and whether there was more. The rest is read, so that the program can go on."""
+    """The beginning of an output, and whether there was more. The rest is read too, so that the program is not
+    blocked."""
     kept = bytearray()
     cut = False
     while data := await stream.read(1 << 16):

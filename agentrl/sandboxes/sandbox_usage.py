@@ -2,7 +2,7 @@
 
 Invariants:
 - One measurement reads the processes of the host once, for all sandboxes.
-- What a cgroup counts is read from it; without cgroups, the processes below the first one are added up.
+- Memory and processes are read from the cgroup; without cgroups, the processes below the first one are added up.
 - Memory that the kernel can take back at once, such as cached files, does not count.
 """
 
@@ -20,7 +20,7 @@ from agentrl.host import procfs
 from agentrl.sandboxes.sandbox_cgroups import SandboxCgroup
 
 OWN_PROCESSES: Mapping[str, int] = {"process": 2}
-"""Of bubblewrap, which the limit of a sandbox does not count."""
+"""Processes of bubblewrap itself, which the limit of a sandbox does not count."""
 _MOST_COUNTED = 64
 """Processes of a sandbox whose open files are counted."""
 
@@ -43,11 +43,11 @@ class Usage:
     at: float
     memory_bytes: int = 0
     memory_share: float = 0.0
-    """How near it is to a limit: that of the sandbox, or that of each process."""
+    """The used share of the limit of the sandbox, or of each process."""
     cpu_percent: float = 0.0
     processes: int = 0
     open_files: int = 0
-    """Of the process that has the most."""
+    """Open files of the process that has the most."""
 
 
 class UsageMeter:
@@ -79,7 +79,7 @@ class UsageMeter:
         before_at, before = self._ticks.get(sandbox.pid, (now, ticks))
         self._ticks[sandbox.pid] = now, ticks
         passed_s = now - before_at
-        # A process that ended takes its ticks along.
+        # The ticks of a process that ended are gone.
         cpu = max(0, ticks - before) / procfs.TICKS_PER_S / passed_s if passed_s > 0 else 0.0
         memory = _in_cgroup(sandbox.cgroup) or sum(stat.rss_bytes for stat in inside)
         limit = sandbox.limits.memory
@@ -120,7 +120,7 @@ def _line(path: Path, name: bytes) -> int:
 
 
 def _data_bytes(pid: int) -> int:
-    """What the limit of the data of a process counts."""
+    """The bytes that count against the data limit of a process."""
     lines = procfs.read_bytes(f"/proc/{pid}/status").splitlines()
     found = next((line for line in lines if line.startswith(b"VmData:")), b"")
     return int(found.split()[1]) << 10 if found else 0

@@ -1,4 +1,4 @@
-"""Says what may help a tool server that does not come up, from its last lines.
+"""Suggests what may help a tool server that does not start, from its last lines of output.
 
 A program does not know that it runs in a sandbox, so its own message seldom names the cause.
 """
@@ -42,6 +42,6 @@ def advice_for(place: str, launch: Launch, last_lines: Iterable[str]) -> str:
 
 
 def lacking(place: str, text: str, *, packages: str = "") -> str:
-    """What the sandbox of `place` lacks, as far as this text of an error says so; empty if it does not."""
+    """What the sandbox of `place` lacks according to this error text; empty if the text does not tell."""
     found = next((sentence for pattern, sentence in _IN_SANDBOX if pattern.search(text)), "")
     return f"{found.format(place=f'{place}.sandbox', packages=packages)}." if found else ""

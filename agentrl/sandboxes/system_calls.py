@@ -1,13 +1,14 @@
-"""Generates the filter of system calls that bubblewrap applies to a tool server (seccomp).
+"""Generates the filter of system calls (seccomp) that bubblewrap applies to a tool server.
 
 It denies what no tool server needs and what has let programs out of namespaces: other processes' memory, mounts, keys,
 kernel modules and programs, namespaces, the clock. Debuggers and nested sandboxes do not work inside.
 
 Invariants:
-- Calls of another architecture than the host's, and of the x32 form, do not exist.
-- `io_uring` and `clone3`, whose arguments no filter sees, do not exist; the C library and others use what came before.
-- A socket has one of four address families. Others, such as AF_VSOCK, which reaches the machine below this one whatever
-  the network namespace is, do not exist.
+- System calls of another architecture, and of the x32 form, fail as if they did not exist.
+- `io_uring` and `clone3`, whose arguments a filter cannot see, fail as if they did not exist; the C library and others
+  fall back to older calls.
+- A socket has one of four address families. Others fail as if they did not exist, such as AF_VSOCK, which reaches the
+  hypervisor from any network namespace.
 """
 
 from __future__ import annotations

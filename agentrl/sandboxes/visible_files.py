@@ -51,13 +51,13 @@ _SHARED = (
 )
 """Directories of which only parts may be visible."""
 _STORES = ("/nix/store", "/gnu/store")
-"""Directories whose programs are linked to others in them; all users may read them."""
+"""Directories whose programs link to other files in them; all users may read them."""
 _LONGEST_FIRST_LINE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a server may do with a path. A deeper path's rule holds in place of its directory's."""
+    """What a server may do with a path. The rule of a deeper path replaces the rule of its directory."""
 
     path: Path
     access: Literal["read", "write", "nothing"]
@@ -69,14 +69,14 @@ class Secrets:
     """What no server may see."""
 
     state: tuple[Path, ...]
-    """State directories and sockets: not even if they are named."""
+    """State directories and sockets, hidden even if they are named."""
     others: tuple[Path, ...] = field(default=())
-    """The run directory and files with secrets: only if they are named."""
+    """The run directory and files with secrets, visible only if they are named."""
     copied: tuple[Path, ...] = field(default=())
     """Within the run directory: the project of the run file, on a host that does not share it."""
 
     def hide(self, place: Path) -> bool:
-        """Whether the directory is not shown as a working directory, nor as the neighbourhood of a script."""
+        """Whether the directory must not be shown just because it is the working directory or contains the script."""
         return _within(place, self.state) or (_within(place, self.others) and not _within(place, self.copied))
 
     @staticmethod
@@ -86,7 +86,7 @@ class Secrets:
         state += [Path(f"/tmp/agentrl-{os.getuid()}")]
         state += [Path(place) for place in (environ.get("AGENTRL_STATE_DIR"), runtime) if place]
         with contextlib.suppress(OSError):
-            # The state of a run may be elsewhere, and a link leads to it.
+            # The state of a run may be elsewhere, behind a link.
             state += [entry for entry in home(environ).iterdir() if entry.is_symlink()]
         runs = run_dir.parent if run_dir.parent.name == "runs" else run_dir
         copied = (run_dir / COPIED).resolve()
@@ -134,7 +134,8 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
 
 
 def search_path(path: str, rules: Sequence[Rule]) -> str:
-    """The entries of a PATH that a server of these rules sees: the others would only tell it about its host."""
+    """The entries of a PATH that a server with these rules sees. Other entries would only reveal facts about the
+    host."""
     seen = [place for place in path.split(":") if place.startswith("/") and _is_visible(Path(place), rules)]
     return ":".join(seen) or os.defpath
 
@@ -148,7 +149,7 @@ def _is_visible(place: Path, rules: Sequence[Rule]) -> bool:
 
 
 def _with_targets(paths: Iterable[Path]) -> list[Path]:
-    """The paths, and where links lead to: a link that a visible directory contains leads out of it."""
+    """The paths, and the targets of their links, because a link may lead out of a visible directory."""
     return list(dict.fromkeys(each for path in paths for each in (path, path.resolve())))
 
 
@@ -161,7 +162,7 @@ def _behind_a_link(path: Path, targets: Mapping[Path, Path]) -> bool:
 
 
 def _below(secret: Sequence[Path], visible: Mapping[Path, Path]) -> tuple[Path, ...]:
-    """Where secret places that exist appear in visible ones, which may be links."""
+    """Where existing secret paths appear in visible directories, which may be reached by links."""
     inside = (
         path / place.relative_to(target)
         for path, target in visible.items()
@@ -188,8 +189,8 @@ def _refuse_shim(program: Path) -> None:
 
 
 def _with_neighbours(path: Path, secrets: Secrets) -> Path:
-    """A script is shown with its directory, because it imports files beside it; other files alone, and so are those
-    of the run directory.
+    """A script is shown with its directory, because it imports files beside it. Other files, and scripts in the run
+    directory, are shown alone.
     """
     if path.is_dir() or path.suffix not in (".py", ".js", ".mjs", ".cjs", ".sh", ".rb"):
         return path
@@ -201,7 +202,7 @@ def _with_neighbours(path: Path, secrets: Secrets) -> Path:
 
 
 def _of_program(program: Path, search: str) -> Iterator[Path]:
-    """The directories of a program: its prefix, if it is in the `bin` of one. `search` is its PATH."""
+    """The directories of a program: its prefix, if the program is in the `bin` of a prefix. `search` is its PATH."""
     for each in dict.fromkeys((program, program.resolve())):
         prefix = each.parent.parent
         yield from _of_prefix(prefix) if each.parent.name == "bin" else (each,)
@@ -214,7 +215,7 @@ def _of_program(program: Path, search: str) -> Iterator[Path]:
 
 
 def _of_prefix(prefix: Path) -> list[Path]:
-    """The prefix; of one that has more in it than programs, such as ~/.local, only those and their libraries."""
+    """The prefix. If it contains more than programs, such as ~/.local, only the programs and their libraries."""
     if _is_shared(prefix):
         return [prefix / "bin"]
     return [prefix / name for name in ("bin", "lib", "lib64")] if prefix.name == ".local" else [prefix]
@@ -246,7 +247,7 @@ def _base_of(settings: Path) -> Iterator[Path]:
 
 @cache
 def _python_environment() -> tuple[Path, ...]:
-    """The Python that runs here, with its packages, also those that are installed as links to a checkout."""
+    """The Python that runs here, with its packages, including packages that are links to a checkout."""
     packages = Path(sysconfig.get_path("purelib"))
     prefixes = (Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent.parent)
     found = [*(path for prefix in prefixes for path in _of_prefix(prefix)), packages]
@@ -259,7 +260,7 @@ def _python_environment() -> tuple[Path, ...]:
 
 
 def _is_shared(path: Path) -> bool:
-    """Whether this directory has more in it than one program's files."""
+    """Whether this directory contains more than the files of one program."""
     resolved = path.resolve()
     homes = Path.home().resolve()
     return str(resolved) in _SHARED or resolved == homes or resolved in homes.parents

@@ -11,6 +11,6 @@
     batch_waits       what a batch or an evaluation waits for
     retention         details of consumed Tasks that are removed; the stop of admission on a full disk
 
-Invariants: every act is an idempotent conditional update that starts from the documents and remembers nothing, so two
+Invariants: every act is an idempotent conditional update that reads the documents and keeps no state in memory, so two
 stewards do no harm and a killed one loses nothing. Without a steward, admitted Tasks still finish, close and train.
 """

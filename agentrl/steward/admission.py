@@ -1,9 +1,9 @@
-"""What may be sampled now: whole groups, in a mix of environments, as far as the formula allows.
+"""Admits what may be sampled now: whole groups, in a mix of environments, as far as the formula allows.
 
-Invariants: the place in the order is read before anything is counted, and each is given once, so of two stewards that
-counted the same capacity only one admits into it; evaluation and probes are outside of it; the mix depends on the place
-in the order of admission, and on the stage of the curriculum. An environment of which a tool server cannot be used
-waits with everything that it has queued: what would be admitted could only fail. While most fail, a few are tried.
+Invariants: the place in the order is read before anything is counted, and each place is given once, so if two stewards
+count the same capacity, only one uses it; evaluation and probes need no capacity; the mix depends only on the place in
+the order of admission, and on the stage of the curriculum. Nothing is admitted for an environment whose tool server
+cannot be used, because it could only fail. While most attempts fail, a few are tried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS, Task, load
 
 MOST_AT_ONCE = 16
-"""Groups of one turn; where there are more, the next turn follows at once."""
+"""The most groups of one turn; if more may be admitted, the next turn follows at once."""
 MOST_EVALUATIONS = 64
 NONE_HELD: Mapping[str, str] = MappingProxyType({})
 _IN_ORDER = [("epoch", 1), ("place", 1)]
@@ -31,7 +31,7 @@ _READ = [
     *("scorer", "scorer_of_row"),
 ]
 _GOLDEN = 0.6180339887498949
-"""Multiples of it spread evenly over 0 to 1, however many there are."""
+"""The fractional parts of its multiples spread evenly over 0 to 1, however many there are."""
 
 
 class Admitted(NamedTuple):
@@ -40,18 +40,19 @@ class Admitted(NamedTuple):
     counts: Counts
     why_not: str = ""
     held: Mapping[str, str] = NONE_HELD
-    """Environments of which nothing is admitted, and why."""
+    """Environments for which nothing is admitted, and why."""
     trial: str = ""
-    """Why only a few are tried, one after another."""
+    """Why only a few groups are tried, one after another."""
 
 
 async def admit(database: Database, settings: StewardSettings, held: Mapping[str, str] = NONE_HELD) -> Admitted:
-    """One turn. `held`: what `held_environments` returned a while ago; it is read again where there is room."""
+    """One turn of admission. `held`: an earlier result of `held_environments`, which is read again if there is room."""
     reported = await reported_plan(database)
     hold = settings.hold or str(reported.get("hold", ""))
     tries = bool(reported.get("trial")) and not settings.hold
     order = await tasks.last_order(database) + 1
-    # Behind the place: what another steward has admitted by now counts, or has taken the place.
+    # Counted after the place was read: a group that another steward admits meanwhile is either counted or takes the
+    # place.
     counted = await counts.of_admission(database)
     rooms = _rooms(settings, reported, counted)
     room = max(rooms.values())
@@ -65,7 +66,7 @@ async def admit(database: Database, settings: StewardSettings, held: Mapping[str
     if tries:
         waited_s = await tasks.since_last_admission_s(database)
         granted = min(granted, admission_capacity.groups_on_trial(settings.n, counted, waited_s))
-    # It ends where somebody else is at it: what was counted is out of date by then.
+    # Ends if another steward admits too, because the counts are out of date then.
     done = await tasks.admit(
         database,
         queue[:granted],
@@ -90,7 +91,8 @@ def _why_none(hold: str, is_full: bool, held: Mapping[str, str], queue: Sequence
 
 
 async def held_environments(database: Database, settings: StewardSettings) -> dict[str, str]:
-    """Those that need a tool server which is there and cannot be used: its breaker is open, or it does not come up."""
+    """Environments that need a tool server that exists but cannot be used: its circuit breaker is open, or it does not
+    start."""
     unusable = await service_registry.unusable_servers(database)
     return {
         name: f"{name} needs {next(why for server, why in unusable.items() if server in environment.servers)}"
@@ -100,14 +102,14 @@ async def held_environments(database: Database, settings: StewardSettings) -> di
 
 
 async def admit_evaluations(database: Database, settings: StewardSettings) -> int:
-    """Evaluation and probes, which need no capacity."""
+    """Admit evaluation and probes, which need no capacity."""
     waiting: Plain = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}}
     found = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
     if found and (held := await held_environments(database, settings)):
         waiting["environment"] = {"$nin": list(held)}
         found = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
     queued = [load(Task, document) for document in found]
-    # A fork shows what the policy does as it is trained.
+    # A fork shows how the policy acts in training, so it is sampled with those settings.
     sampled = (
         ([task for task in queued if task.fork], settings.sampling()),
         ([task for task in queued if not task.fork], settings.sampling_of_evaluation()),
@@ -124,27 +126,27 @@ async def admit_evaluations(database: Database, settings: StewardSettings) -> in
                 rounds_max=settings.rounds_max,
             )
             done += ready
-            # One that went elsewhere holds up nothing here.
+            # A task that another steward took does not block the others.
             left = left[ready + 1 :]
     return done
 
 
 async def reported_plan(database: Database) -> Mapping[str, object]:
-    """What the trainer says of itself."""
+    """The plan that the trainer reported."""
     lineage = await lineages.current(database)
     return {} if lineage is None else lineage.plan
 
 
 def _rooms(settings: StewardSettings, reported: Mapping[str, object], counted: Counts) -> dict[str, int]:
-    """How many records more the bound of each environment leaves room for."""
+    """How many more records the bound of each environment allows."""
     if settings.frozen:
         return dict.fromkeys(settings.environments, settings.max_in_flight - counted.in_flight)
     return {name: admission_capacity.capacity(settings.plan(reported, name), counted) for name in settings.environments}
 
 
 def _size(task: Task, settings: StewardSettings, reported: Mapping[str, object]) -> int:
-    """How much room a group needs. A branch that became larger than what always fits, because a setting was lowered,
-    counts as no more than that: everything behind it waits for it."""
+    """How much room a group needs. If a setting was lowered, a branch may be larger than the largest group that always
+    fits; then it counts as that size, or it would block everything behind it."""
     if task.fork is None:
         return settings.n
     return min(task.fork.times, largest_group(settings, reported, task.environment))
@@ -158,7 +160,7 @@ def largest_group(settings: StewardSettings, reported: Mapping[str, object], env
 
 
 async def _queue(database: Database, settings: StewardSettings, held: Collection[str], place: int) -> list[Task]:
-    """What is admitted next, if there is room, from this place in the order on."""
+    """The groups to admit next, if there is room, from this place in the order on."""
     weights = {name: weight for name, weight in settings.weights.items() if name not in held}
     waiting = {name: await _waiting(database, name) for name in weights}
     queue: list[Task] = []
@@ -168,7 +170,8 @@ async def _queue(database: Database, settings: StewardSettings, held: Collection
 
 
 def _left(weights: Mapping[str, float], waiting: Mapping[str, Sequence[Task]]) -> dict[str, float]:
-    """The environments that have something queued. What a stage leaves out comes when nothing else does."""
+    """The environments that have something queued. Those that a stage leaves out are used only if there is nothing
+    else."""
     left = {name: weight for name, weight in weights.items() if waiting[name]}
     return {name: weight for name, weight in left.items() if weight} or dict.fromkeys(left, 1.0)
 

@@ -1,8 +1,8 @@
-"""What a trainer's batch or evaluation waits for: the group that was admitted first, the record of it that is longest
-under way, and the call that it stands in.
+"""What a trainer's batch or evaluation waits for: the group that was admitted first, its record that has run longest,
+and the present call of that record.
 
-Invariants: looking changes nothing; each thing that is waited for has one entry, from the present documents;
-every wait has the limit that the configuration gives it, so none is unbounded.
+Invariants: it only reads; each thing that is waited for has one entry, from the present documents; every wait has a
+limit from the configuration, so none is unbounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task
 
 ADMITS_WITHIN_S = 600.0
 TRIES_WITHIN_S = 1.0
-"""Most attempts fail: that is amiss at once."""
+"""While most attempts fail, a wait is overdue after this short time."""
 _OPEN_TOOL_CALLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
 
 
@@ -34,9 +34,9 @@ class Group:
 
     task: Task
     records: Sequence[Record] = ()
-    """Those that are under way."""
+    """The records that are under way."""
     call: DispatchedSamplingTask | None = None
-    """The model call in which the longest of them stands."""
+    """The model call in which the longest-running record waits."""
     tool_call: ToolCall | None = None
     """The oldest of its tool calls without an answer."""
     unusable: Mapping[str, str] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Group:
 
     @property
     def longest(self) -> Record | None:
-        """The one that began first, else one that no sampler has begun."""
+        """The record that began first; if none has begun, one that no sampler has claimed."""
         return min(self.records, key=_order, default=None)
 
 
 async def look(database: Database, settings: StewardSettings, admitted: Admitted) -> list[Wait]:
-    """For `Unit.publish_waits`. `admitted` is the last result of admission."""
+    """The waits, for `Unit.publish_waits`. `admitted` is the last result of admission."""
     now = await database.now()
     training = await _oldest(database, {"$in": list(TRAINS)}, now)
     evaluation = await _oldest(database, {"$in": ["eval"]}, now)
@@ -61,7 +61,7 @@ async def look(database: Database, settings: StewardSettings, admitted: Admitted
 
 
 async def _oldest(database: Database, purpose: dict[str, list[str]], now: datetime) -> Group | None:
-    """The group that was admitted first of those that are not closed."""
+    """The open group that was admitted first."""
     open_one = {"status": TaskStatus.ADMITTED, "purpose": purpose}
     left_out = {"query": 0, "answer": 0, "extra": 0, "shares": 0}
     task = load_if(
@@ -76,7 +76,7 @@ async def _oldest(database: Database, purpose: dict[str, list[str]], now: dateti
         return Group(task, records)
     found = await database.find("DispatchedSamplingTask", {"_id": within(longest.id)}, projection=calls.UNDER_WAY)
     under_way = [load(DispatchedSamplingTask, one) for one in found]
-    # Its own count of turns is written every few seconds only.
+    # The record's own count of turns is written only every few seconds.
     longest.turns = max([longest.turns, *(one.turn for one in under_way)])
     call = next((one for one in under_way if one.status == CallStatus.SENT), None)
     open_calls = [tool for one in under_way for tool in one.tool_calls if tool.status in _OPEN_TOOL_CALLS]
@@ -86,7 +86,7 @@ async def _oldest(database: Database, purpose: dict[str, list[str]], now: dateti
 
 
 def of_group(what: str, group: Group, settings: StewardSettings, now: datetime) -> Iterator[Wait]:
-    """From `batch` or `evaluation` to the call that holds it up."""
+    """The chain from `batch` or `evaluation` to the call that holds it up."""
     task, record = group.task, group.longest
     name = f"task {task.id}"
     age_s = _since(task.admitted_at, now)
@@ -138,7 +138,7 @@ def _of_calls(record: str, group: Group, settings: StewardSettings, now: datetim
 
 
 def of_admission(admitted: Admitted, since_s: float) -> Wait:
-    """No group is under way that a batch could come from, or none is taken while most fail."""
+    """The wait if no group is under way for a batch, or if no step is taken because most attempts fail."""
     numbers = admitted.counts.sentence()
     if admitted.trial:
         return Wait("admission", f"tries only a few: {admitted.trial} ({numbers})", since_s, TRIES_WITHIN_S, "batch")

@@ -1,7 +1,7 @@
-"""The stage of the curriculum: what the store says of it, and when the next one begins.
+"""The stage of the curriculum: stores it, and decides when the next one begins.
 
-Invariants: the stage is one document, moved on by a conditional update, so two stewards and a restart go through the
-stages once; what was measured when a stage ended is kept.
+Invariants: the stage is one document that a conditional update advances, so two stewards or a restart never repeat a
+stage; the measurement that ended a stage is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ID = {"_id": "stage"}
 
 
 async def stage(database: Database, stages: Sequence[Stage]) -> int:
-    """The number of the stage, after a look whether it is over."""
+    """The number of the present stage. Begins the next one first if this one is over."""
     if not stages:
         return 0
     found = await database.find_one(COLLECTION, _ID)
@@ -44,7 +44,7 @@ async def stage(database: Database, stages: Sequence[Stage]) -> int:
 
 
 async def scores_of_stage(database: Database, stages: Sequence[Stage]) -> tuple[int, list[float]] | None:
-    """The number of the stage that is under way, and what it has reached. None before the first round of a steward."""
+    """The number of the present stage and its scores so far. None before the first round of a steward."""
     found = await database.find_one(COLLECTION, _ID)
     if found is None or not stages:
         return None
@@ -53,7 +53,7 @@ async def scores_of_stage(database: Database, stages: Sequence[Stage]) -> tuple[
 
 
 async def _scores(database: Database, stage: Stage, since: datetime) -> list[float]:
-    """Of the newest groups that were admitted in the stage and have closed."""
+    """Mean scores of the newest groups that were admitted in the stage and have closed."""
     if stage.until is None:
         return []
     closed = {"environment": stage.until.environment, "purpose": "train", "baseline": {"$ne": None}}

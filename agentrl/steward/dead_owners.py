@@ -1,8 +1,8 @@
-"""What the dead held: owners whose lease is past, and everything that was theirs.
+"""Takes back what dead owners held: expires leases that are past, and frees everything that belonged to them.
 
-Invariants: after a gap in which nobody could renew, everybody gets a full lease before anybody is declared dead; what a
-dead owner waited for is marked lost before its Record is free, so a repetition finds the Record as it was; everything
-here starts from the store and may be done again.
+Invariants: after a gap in which no owner could renew, all get a full lease before any is declared dead; calls that a
+dead owner waited for are marked lost before its Record is free, so a repetition finds the Record unchanged; everything
+here starts from the store and may be repeated.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ log = logging.getLogger("steward")
 
 ROLE = "steward"
 GAP_S = 25.0
-"""More than two renewals of a steward that did not happen: the database was away, or no steward was there."""
+"""A steward missed more than two renewals: the database was away, or no steward was running."""
 OVERDUE_S = 300.0
-"""How long engines may look at a publication before it counts as rejected."""
+"""How long engines may try a publication before it counts as rejected."""
 
 
 class Expired(NamedTuple):
@@ -37,7 +37,7 @@ class Expired(NamedTuple):
 
 
 async def bridge_gap(database: Database) -> bool:
-    """To be called before a steward renews its own lease, because the age of that lease shows the gap."""
+    """Call it before a steward renews its own lease, because the age of that lease shows the gap."""
     silent = await owners.silence_s(database, ROLE)
     if silent is None or silent <= GAP_S:
         return False
@@ -67,7 +67,7 @@ async def _free_records(database: Database) -> tuple[int, int]:
     dead = sorted(await owners.dead_among(database, names))
     if not dead:
         return 0, 0
-    # What ended already only needs somebody who scores it.
+    # A record that has already ended only needs a sampler that scores it.
     unscored = {"owner": {"$in": dead}, "status": {"$in": held[1:]}}
     await database.update_many("Record", unscored, {"$set": {"owner": ""}})
     handed_over = abandoned = 0
@@ -95,12 +95,12 @@ async def _free(database: Database, record: Record) -> bool:
 
 
 async def _free_steps(database: Database) -> int:
-    """Steps that were leased by a trainer that is dead, and what was leased by Steps that ended."""
+    """Release Steps that a dead trainer leased, and Tasks whose Step has ended."""
     freed = await steps.follow_leased(database)
     for step in await steps.leased(database):
         lineage = await database.find_one("Lineage", {"_id": step.lineage}, projection=["owner"])
         owner = None if lineage is None else lineage["owner"]
-        # Only one that was declared dead: a trainer without an Owner document is not known to be.
+        # Only if the trainer was declared dead; without an Owner document that is unknown.
         if await database.find_one("Owner", {"_id": owner, "expired": True}, projection=["_id"]) is not None:
             freed += await steps.release(database, step.id, f"{owner} is dead", Actor.STEWARD, died=True)
     return freed

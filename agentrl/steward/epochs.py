@@ -1,9 +1,9 @@
 """Rows that become Tasks, epoch by epoch.
 
-Invariants: an epoch goes through its rows in an order that its number fixes, a portion at a time, and its document says
-how far, and how many were left out as too hard or too easy; a portion that was inserted and not noted is inserted again
-without effect; an epoch that began with other rows is refused, never mixed. A held-out row that also trains is always
-reported.
+Invariants: an epoch goes through its rows in an order that its number fixes, one portion at a time. Its document stores
+how far it is, and how many rows were left out as too hard or too easy. If a portion was inserted but not noted,
+inserting it again has no effect. If the rows changed since an epoch began, the start is refused; rows are never mixed.
+A held-out row that also trains is always reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agentrl.tokens import image_marks
 
 log = logging.getLogger("steward")
 PORTION = 512
-"""Tasks that wait in the queue of an environment; the rows after them wait in the file."""
+"""The most Tasks in the queue of an environment; later rows stay in the file."""
 ADDED = "added"
 """The split of tasks that an operator added."""
 
@@ -45,10 +45,10 @@ class Source:
     train: Sequence[Row]
     held_out: Sequence[Row]
     digest: str
-    """Of what is trained on."""
+    """The digest of the rows to train on."""
     leaks: Sequence[Leak] = ()
     file: str = ""
-    """Where the rows to train on stand, for people."""
+    """The file with the rows to train on, for people."""
 
     @classmethod
     def of(cls, train: Sequence[Row], held_out: Sequence[Row] = (), *, file: str = "") -> Source:
@@ -68,7 +68,7 @@ def read_sources(config: RunConfig) -> dict[str, Source]:
 
 
 def held_out_rows(environment: Environment, rows: Sequence[Row]) -> list[Row]:
-    """Those of its dataset, `rows`, and those of a file of their own."""
+    """The held-out rows of its dataset (`rows`), and those of its separate evaluation file."""
     held_out = datasets.split_of(rows, "eval", default="train")
     if environment.evaluation:
         separate = datasets.read(Path(environment.evaluation))
@@ -77,7 +77,7 @@ def held_out_rows(environment: Environment, rows: Sequence[Row]) -> list[Row]:
 
 
 async def refuse_changed(database: Database, sources: Mapping[str, Source]) -> None:
-    """ConfigError if an epoch that is under way began with other rows than there are now."""
+    """Raises ConfigError if the rows changed since the present epoch began."""
     for name, source in sources.items():
         epoch = await _newest(database, name)
         if epoch is not None and not epoch.done and epoch.digest != source.digest:
@@ -85,7 +85,7 @@ async def refuse_changed(database: Database, sources: Mapping[str, Source]) -> N
 
 
 async def refill(database: Database, settings: StewardSettings, sources: Mapping[str, Source]) -> int:
-    """Keep the queues filled; answers how many Tasks are new."""
+    """Fill the queues. Returns how many Tasks are new."""
     new = 0
     for name, environment in settings.environments.items():
         waiting = {"status": TaskStatus.QUEUED, "purpose": "train", "environment": name}
@@ -143,7 +143,7 @@ async def _measured(
 
 
 async def left_out(database: Database, name: str) -> set[int]:
-    """The rows that the newest epoch leaves out, so far; the one after it samples them."""
+    """The rows that the newest epoch has left out so far; the next epoch samples them."""
     epoch = await _newest(database, name)
     if epoch is None or not epoch.left_out:
         return set()
@@ -153,7 +153,7 @@ async def left_out(database: Database, name: str) -> set[int]:
 
 
 async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigError:
-    """What to say of rows that are not those with which the epoch began."""
+    """The error for rows that are not those with which the epoch began."""
     if epoch.rows != len(source.train):
         how = f"it had {counted(epoch.rows, 'rows')} to train on, and has {len(source.train)}"
     else:
@@ -170,7 +170,7 @@ async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigEr
 
 
 async def _rows_that_differ(database: Database, epoch: Epoch, source: Source) -> list[Row]:
-    """Of those that are Tasks already."""
+    """The changed rows among those that are already Tasks."""
     mine = {"_id": ids_under(f"{epoch.id}/")}
     known = await database.find("Task", mine, projection=["row", "query", "answer"], sort=[("_id", 1)])
     pairs = [(task, source.train[task.get("row", 0)]) for task in known]
@@ -182,7 +182,7 @@ async def _rows_that_differ(database: Database, epoch: Epoch, source: Source) ->
 
 
 def _without_images(text: str) -> str:
-    """Tasks name images in another way than rows."""
+    """The text without its images, because tasks name images in another way than rows."""
     return image_marks.replaced(text, lambda _: "")
 
 
@@ -215,20 +215,20 @@ async def _current(database: Database, name: str, environment: EnvironmentSettin
 async def add(
     database: Database, name: str, environment: EnvironmentSettings, rows: Sequence[Row], limits: Limits = USUAL
 ) -> list[str]:
-    """Queue rows that an operator brings, behind what is queued. Answers the ids of the Tasks."""
-    # The same file again is the same tasks: a command that is repeated adds nothing.
+    """Queue rows that an operator adds, after everything that is queued. Returns the ids of the Tasks."""
+    # The same file gives the same tasks, so a repeated command adds nothing.
     number = await _take_number(database, name, len(rows), datasets.digest(rows))
     fresh = [
         task_of(name, environment, row, split=ADDED, epoch=number, row_number=place, place=place)
         for place, row in enumerate(rows)
     ]
-    trusted = msgspec.structs.replace(limits, within={})  # An operator names the images of these rows.
+    trusted = msgspec.structs.replace(limits, within={})  # An operator chose these images.
     await tasks.insert(database, await task_images.stored(database, fresh, trusted))
     return [task.id for task in fresh]
 
 
 async def _take_number(database: Database, name: str, rows: int, digest: str) -> int:
-    """Its number is a file's own once the document with both is there."""
+    """The number for the file with this digest. A number is taken when the document with both is inserted."""
     while True:
         number = await number_of(database, name, digest)
         epoch = Epoch(
@@ -247,7 +247,7 @@ async def _take_number(database: Database, name: str, rows: int, digest: str) ->
 
 
 async def number_of(database: Database, name: str, digest: str) -> int:
-    """The number of the file with these rows among those that were added; the next one, if it was not."""
+    """The number of the added file with these rows; the next free number if it was not added."""
     added = [load(Epoch, found) for found in await database.find("Epoch", {"environment": name, "split": ADDED})]
     return next((epoch.epoch for epoch in added if epoch.digest == digest), len(added))
 
@@ -259,7 +259,7 @@ async def count_added(database: Database, name: str, rows: Sequence[Row]) -> int
 
 
 def ids_under(prefix: str) -> dict[str, str]:
-    """All ids that begin like this, as a range of the index; it ends with a slash."""
+    """All ids with this prefix, as a range of the index. The prefix ends with a slash."""
     return {"$gte": prefix, "$lt": f"{prefix[:-1]}0"}
 
 

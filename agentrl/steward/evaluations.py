@@ -1,6 +1,6 @@
 """Queues the Tasks of wanted evaluations: Tasks that pin a version.
 
-Invariant: the Tasks are there before the evaluation counts as queued; a repetition adds none.
+Invariant: the Tasks are inserted before the evaluation counts as queued; a repetition adds none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentrl.store.database import Database
 
 
 async def queue(database: Database, settings: StewardSettings, sources: Mapping[str, Source]) -> int:
-    """Answers how many Tasks are new."""
+    """Returns how many Tasks are new."""
     new = 0
     for version in await evaluations.wanted(database):
         for name, environment in settings.environments.items():

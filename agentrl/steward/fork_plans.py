@@ -5,7 +5,7 @@ A preview and the execution use the same plan, so what is shown is what happens.
 Invariants:
 - A record that has not ended, or whose details were removed, is refused.
 - A trunk is refused if its sessions cannot be rebuilt without a call that acts outside of them.
-- The result of a replay that the model could not have read, or that is not whole, is refused.
+- The result of a replay is refused if the model could not have read it, or if it is cut.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ForkPlan:
     rebuilt: int
     """Those of them that run again."""
     superseded: str
-    """An attempt at the seat that has not ended, and ends by a repair."""
+    """An unended attempt at the seat, which a repair ends."""
 
     @property
     def repairs(self) -> bool:
@@ -119,7 +119,7 @@ class ForkPlanner:
     # ---- the place ----
 
     async def place(self, wanted: Wanted) -> Fork:
-        """Where the fork begins, without knowing what it will be."""
+        """Where the fork begins, before it is decided whether it repairs or branches off."""
         if wanted.replay is not None:
             return await self._place_of_replay(wanted.replay)
         record, place = _parted(wanted.target)
@@ -148,7 +148,7 @@ class ForkPlanner:
         run = next((run for run in readable if run.status == ToolCallStatus.OK), next(iter(readable), None))
         if run is None:
             raise RefusedError(f"{replay.id} ({replay.verdict}) has no result that the model could read.")
-        if replay.id:  # It was read without results, unless it is only supposed.
+        if replay.id:  # Stored replays are read without results; a supposed one has no id.
             run = (await replays.get(self._database, replay.id)).runs[replay.runs.index(run)]
         if len(run.result) >= MOST_RESULT_CHARS:
             raise RefusedError(
@@ -166,7 +166,7 @@ class ForkPlanner:
         )
 
     async def _call_at(self, record: str, place: str) -> RecordedCall:
-        """By the id of the call, or by turn and number."""
+        """Finds the call by its id, or by turn and number."""
         turn, _, number = place.partition(".")
         found = await replays.calls_of_record(self._database, record)
         by_id = [one for one in found if one.call.id == f"{record}/{place}"]
@@ -178,7 +178,7 @@ class ForkPlanner:
         return (by_id or by_place)[0]
 
     async def _find_end(self, fork: Fork) -> None:
-        """Where a record that failed had come to."""
+        """The place that a failed record had reached."""
         base = load_if(Record, await self._database.find_one("Record", {"_id": fork.base}))
         if base is not None and base.status not in (RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED):
             raise UsageError(f"{base.id} did not fail: name the turn or the tool call.", hint=f"{base.id}/1")
@@ -212,7 +212,7 @@ class ForkPlanner:
         return documents
 
     async def _effects(self, calls: Sequence[RecordedCall]) -> Effects:
-        """Of the tools of the servers of these calls, as the servers and the run file declare them."""
+        """The effects of the tools on the servers of these calls, as the servers and the run file declare them."""
         names = sorted({one.call.server for one in calls} & self._servers.keys())
         return {
             name: merged_effects(
@@ -222,7 +222,7 @@ class ForkPlanner:
         }
 
     def _of_sessions(self, effects: Effects) -> Effects:
-        """Those of servers that keep state in a session."""
+        """The effects for servers that keep state in a session."""
         return {name: found for name, found in effects.items() if self._servers[name].session != "shared"}
 
     def _refuse_outside(
@@ -251,14 +251,14 @@ class ForkPlanner:
         return VersionTree(await publications.parents(self._database)).staleness(versions, newest.id) > bound
 
     async def _later_attempts(self, base: Record) -> list[Record]:
-        """Those that hold the seat of the base."""
+        """Later attempts that hold the seat of the base."""
         seat = {"task": base.task, "round": base.round, "seat": base.seat, "attempt": {"$gt": base.attempt}}
         held = seat | {"status": {"$in": sorted(HOLDS_SEAT)}}
         return [load(Record, one) for one in await self._database.find("Record", held)]
 
 
 def _parted(target: str) -> tuple[str, str]:
-    """The record, and the place in it."""
+    """Splits a target into the record and the place in it."""
     task, _, rest = target.partition("#")
     attempt, _, place = rest.partition("/")
     if not attempt or (place and not re.fullmatch(r"\d+(\.\d+)?", place)):
@@ -278,7 +278,7 @@ def _failed_for_infrastructure(one: RecordedCall) -> bool:
 
 
 def _is_made_again(one: RecordedCall, fork: Fork) -> bool:
-    """The fork calls it once more, because it gave the model nothing."""
+    """Whether the fork makes the call again, because it gave the model no result."""
     return fork.result is None and _failed_for_infrastructure(one)
 
 

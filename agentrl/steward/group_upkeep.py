@@ -1,9 +1,9 @@
 """Looks after groups: opens the next attempt at a failed seat, closes what no sampler closed, requeues trained Tasks.
 
-Invariants: an attempt follows the one before it by its number, so it is opened once, however many stewards see it; at
-most two failed attempts of a seat are followed by another, besides those that operators requeue; a seat of a round that
-is over gets nothing; a group that the steward closes has the result that a sampler would have computed, because both
-use the same policy.
+Invariants: the number of an attempt follows from the one before it, so it is opened once, however many stewards see it;
+at most two failed attempts of a seat are followed by another, besides those that operators requeue; a seat of a round
+that is over gets no attempt; a steward and a sampler close a group with the same result, because both use the same
+policy.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ async def open_next_attempts(database: Database) -> int:
     opened = 0
     for group in await groups.read(database, sorted({record["task"] for record in found})) if found else ():
         opened += await _redraw(database, group)
-    # After the attempts: if this process dies in between, the next one opens them again, without effect.
-    # An operator may have requeued one of them after it was read; that one is followed in the next round.
+    # Noted after the attempts are opened: if this process dies in between, the next one opens them again without
+    # effect. If an operator requeued one of them after it was read, the next round follows it.
     requeued = {record["_id"] for record in found if record.get("requeued_by")}
     for ids, condition in (
         ([record["_id"] for record in found if record["_id"] not in requeued], {"$in": [None, ""]}),

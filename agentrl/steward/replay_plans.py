@@ -4,7 +4,7 @@ A preview and the execution use the same plan, so what is shown is what runs.
 
 Invariants:
 - A call that never ran, or has not ended, is refused.
-- A tool with effects outside of the session is named in the plan, wherever in it the tool is called.
+- The plan names every tool with effects outside of the session that it calls, in the replayed call or before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReplayPlan:
     rebuild: tuple[RecordedCall, ...]
     """Earlier calls that run again, in their order."""
     fresh_session: bool
-    """Each run needs a session of its own, because the call may change it."""
+    """Each run needs its own session, because the call may change the session."""
     outside: tuple[str, ...]
     """Tools that act outside of the session, as `server.tool`."""
 
@@ -50,7 +50,8 @@ class ReplayPlanner:
         self._servers = servers
 
     async def plan(self, id: str, server: str = "") -> ReplayPlan:
-        """`server` is where it runs; empty means where it ran. Raises UnknownNameError or RefusedError."""
+        """`server` is the server that runs the replay; empty means the server of the recorded call. Raises
+        UnknownNameError or RefusedError."""
         call = await replays.recorded(self._database, id)
         _refuse_if_it_never_ran(call)
         name = server or call.call.server

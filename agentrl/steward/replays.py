@@ -5,7 +5,7 @@ Invariants:
 - Every run of a call that may change its session has a freshly rebuilt one. If a call is lost while a session is
   rebuilt, the next try has a session of its own.
 - A call with effects outside of its session is noted in the store before it is sent, and is sent once.
-- Whatever dies, a replay ends in one state: its steward's lease decides who may move it.
+- Whichever process dies, a replay ends in one state: the lease of its steward decides who may move it.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ FREE_ORPHANS_EVERY_S = 2.0
 PATIENCE_S = 60.0
 """How long a replay waits for a toolbox, or for a server that is down."""
 BUSY_PATIENCE_S = 3600.0
-"""How long it waits for others to leave a place: many replays of slow calls take turns at one server."""
+"""How long it waits for a free place at a server, where many replays of slow calls may take turns."""
 AGAIN_S = 0.5
 RESERVED_WITHIN_S = 30.0
 STOPPED_WITHIN_S = 15.0
 PUT_BACK_WITHIN_S = 5.0
-"""How long a steward that ends tries to put a replay back."""
+"""How long an ending steward tries to put a replay back."""
 REBUILD_TRIES = 3
 """How many sessions a run opens if calls that rebuild them are lost."""
 MOST_RESULT_CHARS = 65_536
-"""Of a result in the document of a replay; a longer one keeps both ends."""
+"""The most characters of a result in the document of a replay; a longer result keeps both ends."""
 
 MOST_REBUILT_CHARS = 2_000
-"""Of the result of a call that rebuilt the session; there may be many."""
+"""The same for a call that rebuilt the session; there may be many such calls."""
 
 
 class _CannotRunError(Exception):
@@ -80,11 +80,11 @@ class _InterruptedError(Exception):
 
 
 class _NotMineError(Exception):
-    """Another attempt has the replay by now."""
+    """Another attempt has taken the replay."""
 
 
 class ReplayRunner:
-    """Takes queued replays in the name of a steward, while `run` runs."""
+    """Takes and executes queued replays for a steward, while `run` runs."""
 
     def __init__(
         self, database: Database, servers: Mapping[str, ToolServer], *, owner: str, token: str | RunToken
@@ -101,10 +101,10 @@ class ReplayRunner:
         self._freed_at = float("-inf")
         self._stopping = asyncio.Event()
         self._look = asyncio.Event()
-        """A replay ended, or none is to be taken any more."""
+        """Set when a replay has ended, or when no more are to be taken."""
 
     async def run(self) -> None:
-        """Until `stop` is called, or it is cancelled."""
+        """Runs until `stop` is called, or until cancelled."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -126,7 +126,7 @@ class ReplayRunner:
                 await client.aclose()
 
     def stop(self) -> None:
-        """Take no more; replays under way may end."""
+        """Take no more replays; those under way may end."""
         self._stopping.set()
         self._look.set()
 
@@ -148,17 +148,18 @@ class ReplayRunner:
 
     def _ended(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._running.pop(key, None)
-        # The next one takes the place at once.
+        # So that the next replay takes the place at once.
         self._look.set()
 
     async def _guarded(self, replay: Replay) -> None:
-        """Run a replay; it is put back if it is interrupted."""
+        """Run a replay, and put it back if it is interrupted."""
         try:
             await _Execution(self, replay, self._database).run()
         except _NotMineError:
             log.warning("%s belongs to another attempt now", replay.id)
         except asyncio.CancelledError:
-            # The steward ends. If the store is away for longer, the next steward finds the replay by its dead owner.
+            # The steward ends. If the store is away for longer than this, the next steward finds the replay by its dead
+            # owner.
             with suppress(TimeoutError):
                 async with asyncio.timeout(PUT_BACK_WITHIN_S):
                     await self._put_back(replay, "its steward was stopped")
@@ -203,7 +204,7 @@ class ReplayRunner:
         return self._clients[url]
 
     async def version(self, server: str) -> str:
-        """Name and version that the server reports about itself; empty if no toolbox can tell."""
+        """The name and version that the server reports; empty if no toolbox knows them."""
         with suppress(ToolboxError):
             client = await self.toolbox(server, server)
             for one in await client.servers() if client is not None else ():
@@ -291,7 +292,8 @@ class _Execution:
         raise _CannotRunError(f"{counted(REBUILD_TRIES, 'sessions')} could not be rebuilt: {lost}", "infrastructure")
 
     async def _rebuild(self, plan: ReplayPlan) -> tuple[list[ReplayedCall], bool]:
-        """The calls that were made, up to the first difference unless that is consented; whether all are the same."""
+        """Returns the calls that were made, up to the first difference unless differences are allowed, and whether all
+        results were the same."""
         made: list[ReplayedCall] = []
         for earlier in plan.rebuild:
             text = await replays.whole_result(self._database, earlier.call)
@@ -299,7 +301,7 @@ class _Execution:
             answer = await self._call(plan, earlier.call.tool, earlier.call.arguments)
             if lost_its_session(then, _result(answer)):
                 raise _InterruptedError(f"{earlier.call.id} ({earlier.call.tool}) was lost: {answer.content}")
-            # Beside the loop: long results take a while to compare.
+            # In a thread, because long results take a while to compare.
             replayed = await asyncio.to_thread(_replayed, earlier.call, then, answer, most_chars=MOST_REBUILT_CHARS)
             made.append(replayed)
             if not made[-1].same and not self._replay.despite_differences:
@@ -309,7 +311,7 @@ class _Execution:
     # ---- the toolbox ----
 
     async def _open(self, plan: ReplayPlan) -> None:
-        """Open another session, with patience. Opening it again is harmless."""
+        """Open another session, and wait for a place. Opening it twice is harmless."""
         await self._close()
         replay = self._replay
         self._session = f"{replay.id}#{replay.attempt}.{self._sessions}"

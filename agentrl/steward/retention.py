@@ -1,8 +1,8 @@
-"""What is kept of records that were consumed, and what happens when a disk is nearly full.
+"""Removes details of consumed records, and stops admission when a disk is nearly full.
 
-Invariants: only what no later life of the trainer can want again is removed (it was trained before every checkpoint
-that is kept, or it never trains), oldest admitted first; structure, scores and sums stay, so the account still agrees.
-A full disk stops admission and nothing else: what is under way ends and is trained, and admission goes on by itself.
+Invariants: details are removed only if no later lineage of the trainer can need them (the record trained before every
+checkpoint that is kept, or never trains), oldest admitted first; structure, scores and sums stay, so the account still
+agrees. A full disk stops only admission: work under way ends and is trained, and admission resumes by itself.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agentrl.store.database import Database
 
 log = logging.getLogger("steward")
 MOST_AT_ONCE = 64
-"""Tasks of one turn."""
+"""The most Tasks of one turn."""
 
 
 async def prune(database: Database, settings: StewardSettings) -> int:
-    """Remove the calls, turns and tool calls of consumed Tasks that are past their time, or too many. Answers of how
-    many Tasks."""
+    """Remove the calls, turns and tool calls of consumed Tasks that are too old, or that take too much space. Returns
+    the number of Tasks."""
     too_large = 0 < settings.data_max_bytes < await database.size_bytes()
     if not too_large and not settings.details_s:
         return 0
@@ -41,7 +41,7 @@ async def prune(database: Database, settings: StewardSettings) -> int:
 
 
 async def remove_images(database: Database, settings: StewardSettings) -> int:
-    """Remove the bytes of images that were named only by what `prune` removed. Answers of how many."""
+    """Remove the bytes of images that only removed details named. Returns the number of images."""
     if not settings.details_s and not settings.data_max_bytes:
         return 0
     if removed := await images.remove_unused(database):

@@ -3,7 +3,7 @@
 Invariants:
 - It reads and changes nothing; what it reads is bounded, however large the run is.
 - The text of a record is read once.
-- A number without a reading is reported as not a number, which removes the value before it.
+- A metric without a reading is reported as NaN, which removes its earlier value.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from agentrl.telemetry import data_plane_metrics as of
 from agentrl.telemetry.control_plane_metrics import Metric
 
 MOST_RECORDS = 8_000
-"""Of all environments together."""
+"""The most records of all environments together."""
 MOST_CHARS = 4_000
-"""Of a text."""
+"""The most characters of a text."""
 _FIELDS = ("task", "round", "environment", "score", "generated_tokens", "score_parts")
 _SKETCH = frozenset[int] | None
 
@@ -35,7 +35,7 @@ class RewardWatch:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sketches: dict[str, _SKETCH] = {}
-        """Of the records that were looked at last."""
+        """The sketches of the records that were read last."""
 
     async def look(self, settings: StewardSettings) -> dict[str, float]:
         """The metrics of every environment, by name."""
@@ -45,12 +45,12 @@ class RewardWatch:
         for name, records in found.items():
             watched = [self._watched(record) for record in reversed(records)]
             environment = settings.environments[name]
-            # It compares some hundred texts with each other.
+            # In a thread, because it compares some hundred texts with each other.
             readings |= await asyncio.to_thread(metrics, name, watched, settings.reward_watch, environment.watchers)
         return readings
 
     async def _newest(self, settings: StewardSettings) -> dict[str, list[Plain]]:
-        """By environment, the newest first."""
+        """The newest records of each environment, the newest first."""
         most = settings.reward_watch.records
         scored = {"finished_at": {"$ne": None}, "purpose": "train", "score": {"$ne": None}}
         limit = min(MOST_RECORDS, most * len(settings.environments))
@@ -88,7 +88,7 @@ class RewardWatch:
 def metrics(
     environment: str, records: Sequence[Watched], settings: RewardWatchSettings, watchers: Sequence[str]
 ) -> dict[str, float]:
-    """All readings of one environment, and each against its limit."""
+    """All readings of one environment, and each relative to its limit."""
     found: dict[str, float] = {}
 
     def report(metric: Metric, value: float, name: str = environment) -> None:
@@ -135,5 +135,5 @@ def _report_watcher(
 
 
 def _over(value: float, limit: float | None) -> float:
-    """Against its limit; 0 without one."""
+    """A reading relative to its limit; 0 without a limit."""
     return 0.0 if limit is None else max(0.0, value) / max(limit, 1e-9)

@@ -1,6 +1,6 @@
-"""What the steward goes by: the configuration, with the knobs of the moment.
+"""The settings of the steward: the configuration with the present values of knobs.
 
-Invariant: settings that exist can be followed: the largest group can be admitted and can close.
+Invariant: settings can always be followed: the largest group can be admitted and can close.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentrl.store.documents import Task
 ROUNDS_MAX = 3
 OF_GROUPS = frozenset(GroupRule().kept())
 OF_ROWS = ("difficulty_least", "difficulty_most")
-"""Knobs of an environment."""
+"""Knobs that each environment has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,10 @@ class EnvironmentSettings:
     watchers: tuple[str, ...] = ()
 
     def with_knobs(self, values: Mapping[str, float]) -> EnvironmentSettings:
-        """With `difficulty_least` or `difficulty_most` changed, or both. ConfigError if no row is left."""
+        """Settings with `difficulty_least` or `difficulty_most` changed, or both. Raises ConfigError if no row could be
+        in the window."""
         if values.keys().isdisjoint(OF_ROWS):
-            return self  # They are of a stage of the same name.
+            return self  # These knobs belong to a stage of the same name.
         window = self.window or Window(0.0, 1.0)
         window = Window(
             float(values.get("difficulty_least", window.least)), float(values.get("difficulty_most", window.most))
@@ -76,13 +77,13 @@ class StewardSettings:
     max_in_flight: int = 256
     bound: int = 2
     bounds: Mapping[str, int] = field(default_factory=dict)
-    """Of environments that have one of their own."""
+    """Staleness bounds of environments that have one of their own."""
     groups: int = 8
     publish_every: int = 1
     frozen: bool = False
-    """Nothing is trained, so nothing is kept back for a trainer."""
+    """True if nothing is trained, so sampling does not wait for a trainer."""
     group_s: float = 1800.0
-    """How long after its admission a group waits for records that somebody has begun."""
+    """How long after its admission a group waits for records that samplers have begun."""
     episode_s: float = 600.0
     call_s: float = 120.0
     """How long one model call may take."""
@@ -100,14 +101,14 @@ class StewardSettings:
     data_max_bytes: int = 0
     disk_reserve_bytes: int = 0
     images: Limits = USUAL
-    """What images of tasks may be."""
+    """The limits on images of tasks."""
     stages: tuple[Stage, ...] = ()
     """Of the curriculum."""
     reward_watch: RewardWatchSettings = field(default_factory=RewardWatchSettings)
     stage: int = 0
-    """The one that it has reached."""
+    """The stage that the curriculum has reached."""
     hold: str = ""
-    """Why nothing is to be admitted, in words."""
+    """Why nothing may be admitted, in words."""
 
     def __post_init__(self) -> None:
         group_closing.refuse_impossible(self.n, self.group_rule)
@@ -126,19 +127,19 @@ class StewardSettings:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of the environments, in the stage of the curriculum; 0 for those that it leaves out."""
+        """The weights of the environments in the present stage of the curriculum; 0 for those that it leaves out."""
         usual = {name: environment.weight for name, environment in self.environments.items()}
         return curriculum.weights(curriculum.stage_at(self.stages, self.stage), usual)
 
     def scorer_of(self, task: Task) -> str:
-        """Of a task that is admitted now. A fork is scored as its base."""
+        """The scorer of a task that is admitted now. A fork is scored like its base."""
         if task.fork is not None or task.scorer_of_row:
             return task.scorer
         own = self.environments[task.environment].scorer if task.environment in self.environments else task.scorer
         return curriculum.scorer_of(self.stages, self.stage, task.environment, own, task.scorer)
 
     def sampling(self) -> dict[str, Any]:
-        """What is frozen in a Task at its admission for training."""
+        """The sampling settings that a Task keeps from its admission for training."""
         return {
             "temperature": self.temperature,
             "top_p": 1.0,
@@ -150,7 +151,7 @@ class StewardSettings:
         return self.sampling() | self.evaluation_rule.kept()
 
     def with_knobs(self, values: Mapping[str, Any]) -> StewardSettings:
-        """With these values of knobs. ConfigError if they could not be followed."""
+        """Settings with these values of knobs. Raises ConfigError if they could not be followed."""
         of_groups = {name: value for name, value in values.items() if name in OF_GROUPS}
         of_parts: dict[str, dict[str, float]] = defaultdict(dict)
         for name, value in values.items():
@@ -171,7 +172,7 @@ class StewardSettings:
         )
 
     def changed(self, **changes: Any) -> StewardSettings:
-        """ConfigError if they could not be followed."""
+        """The changed settings. Raises ConfigError if they could not be followed."""
         return replace(self, **changes)
 
 
@@ -203,7 +204,7 @@ def from_config(config: RunConfig) -> StewardSettings:
         groups=training.groups,
         publish_every=training.publish_every,
         frozen=training.frozen,
-        # Every attempt may take a whole episode's time, one after another.
+        # Attempts follow one another, and each may take the time of a whole episode.
         group_s=outcomes.longest_group_s(float(config.rollout.episode_s)),
         episode_s=float(config.rollout.episode_s),
         call_s=float(config.rollout.call_s),

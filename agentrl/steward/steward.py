@@ -1,7 +1,7 @@
-"""The steward: all its acts, again and again.
+"""The steward: repeats all its acts in rounds.
 
-Invariants: a round may be cut off anywhere and repeated by anybody; its own lease is renewed after the gap before it
-was bridged, never before; what is urgent (attempts, admission) is done in every round, the rest once in a while.
+Invariants: a round may be interrupted anywhere, and any steward may repeat it; a steward renews its own lease only
+after it bridged the gap before; urgent work (attempts, admission) is done in every round, the rest once in a while.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PAUSED = "paused"
 
 @dataclass(slots=True)
 class Done:
-    """What a round did."""
+    """What one round did."""
 
     admitted: Admitted = field(default_factory=lambda: Admitted(0, 0, Counts()))
     evaluations: int = 0
@@ -89,7 +89,7 @@ class Steward:
     ) -> None:
         self.settings = settings
         self.paused = False
-        """Nothing is admitted; everything else goes on."""
+        """True while nothing is admitted; everything else goes on."""
         self._database = database
         self._sources = sources
         self._clock = clock
@@ -107,12 +107,12 @@ class Steward:
         self._images_looked_at = float("-inf")
         self._reward_watch = RewardWatch(database)
         self.stage = 0
-        """Of the curriculum."""
+        """The stage of the curriculum."""
         self.brake = ""
         """Why nothing is admitted: a disk is nearly full."""
 
     async def start(self) -> None:
-        """The first act. Raises ConfigError for a dataset that changed under an epoch."""
+        """The first act. Raises ConfigError if a dataset changed while its epoch is under way."""
         await epochs.refuse_changed(self._database, self._sources)
         await dead_owners.bridge_gap(self._database)
         await self._lease.open()
@@ -122,7 +122,7 @@ class Steward:
         await self._lease.close()
 
     async def round(self) -> Done:
-        """Everything once."""
+        """Do everything once."""
         done = Done()
         if self._dead or self._clock() - self._kept_house_at >= HOUSEKEEPING_EVERY_S:
             await self._keep_house(done)
@@ -143,21 +143,21 @@ class Steward:
 
     @property
     def owner(self) -> str:
-        """The id of its Owner document."""
+        """The id of the Owner document of this steward."""
         return self._lease.incarnation
 
     def follow(self, settings: StewardSettings) -> None:
-        """From the next round on."""
+        """Use these settings from the next round on."""
         self.settings = settings
 
     @property
     def counts(self) -> Counts:
-        """As last counted."""
+        """The counts of the last round."""
         return self._admitted.counts
 
     @property
     def held(self) -> Mapping[str, str]:
-        """Environments of which nothing is admitted now, and why."""
+        """Environments for which nothing is admitted now, and why."""
         return self._admitted.held
 
     async def watch_reward(self) -> dict[str, float]:
@@ -169,7 +169,7 @@ class Steward:
         return await batch_waits.look(self._database, self.settings, self._admitted)
 
     def died(self, incarnation: str) -> None:
-        """Its death was confirmed: the next round does not wait for its lease."""
+        """Note that the death of an incarnation is confirmed: the next round does not wait for the end of its lease."""
         self._dead.add(incarnation)
 
     async def _look_at_disks(self, done: Done) -> None:

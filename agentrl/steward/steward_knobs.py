@@ -55,7 +55,7 @@ class StewardKnobs:
         self._on_change(self._settings().with_knobs(values))
 
     def _preview_of_past(self, name: str, value: int | float) -> str:
-        """Checks, and says when it holds; what it would have changed is counted apart."""
+        """Checks a value and says when it takes effect; its effect on past batches is counted elsewhere."""
         self._settings().with_knobs({name: value})
         _refuse_with_a_critic(self._training, name, value)
         if "." in name:
@@ -86,6 +86,6 @@ class StewardKnobs:
 
 
 def _refuse_with_a_critic(training: Training, name: str, value: int | float) -> None:
-    """Raises ConfigError for what is for advantages of groups, if a critic gives advantages to tokens."""
+    """Raises ConfigError for a setting of group advantages if a critic gives advantages to tokens."""
     if name in type(training).model_fields:
         policy_rules.critic(training.model_copy(update={name: value}))

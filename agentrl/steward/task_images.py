@@ -1,9 +1,9 @@
-"""Stores the images that new tasks name, and names them by their hashes from then on.
+"""Stores the images that new tasks name, and replaces their names by hashes.
 
-Samplers may be on hosts that have neither the files nor the network, so a task that is queued needs nothing but the
-database.
+Samplers may be on hosts that have neither the files nor a network, so a queued task must need only the database.
 
-Invariant: an image that cannot be had does not hold up the queue: the task says why, and its records end with that.
+Invariant: an image that cannot be loaded does not block the queue: the task says why, and its records end for that
+reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def stored(database: Database, tasks: Sequence[Task], limits: Limits) -> l
 
 
 async def named(put: Put, tasks: Sequence[Task], limits: Limits) -> list[Task]:
-    """The same, with another way to store an image."""
+    """The same, with another function that stores an image."""
     tasks = [_without_files_outside(task, limits) for task in tasks]
     found = {name for task in tasks for name in image_marks.names_in(*_texts(task))}
     wanted = sorted(
