@@ -19,7 +19,7 @@
     database_identity, mongod_binary, mongod_files, mongod_server    the MongoDB server of a run without a URL
 
 Invariants: statuses move by conditional updates that name the status they start from and the owner or lineage that may
-make the move, and documents are never saved whole; ids contain what a document belongs to, so writing it again changes
-nothing; a change that spans documents is ordered so that a process that finds it half done can finish it; times that
-decide anything are the server's.
+make the move, and documents are never saved as a whole; the id of a document contains the ids of what it belongs to, so
+writing it again changes nothing; a change that spans documents is ordered so that a process that finds it half done can
+finish it; decisions use only the time of the server.
 """

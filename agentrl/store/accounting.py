@@ -1,7 +1,8 @@
 """The account: every task, record, seat and step, and sums that must agree.
 
-Invariants: it reads and changes nothing; it counts from the documents themselves, never from another count; a problem
-names the first documents that show it. What is under way while it reads is no problem: it is looked at once more.
+Invariants: it only reads; it counts the documents themselves and never uses another count; a problem names the first
+documents that show it. A change that is under way while it reads is not a problem, because each problem must show in
+two looks.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     records: dict[str, dict[str, int]]
     """By purpose and status."""
     seats: dict[str, int]
-    """Of present rounds: `wanted`, `held` and `empty`."""
+    """Seats of present rounds: `wanted`, `held` and `empty`."""
     steps: dict[str, int]
     """By status."""
     trained_records: int
-    """In committed Steps that were not rolled back."""
+    """Records trained in committed Steps that were not rolled back."""
     outcomes: dict[str, int]
     """Ended attempts by class."""
     problems: tuple[Problem, ...]
@@ -54,7 +55,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 async def account(database: Database, *, max_trained_count: int = 1) -> Account:
     problems = await _problems(database, max_trained_count)
     if problems:
-        # A change that spans documents may have been half way; what is wrong stays wrong, of the same documents.
+        # A change that spans documents may have been half done. A real problem shows again, in the same documents.
         await asyncio.sleep(LOOK_AGAIN_S)
         before = {problem.what: problem for problem in problems}
         again = [problem for problem in await _problems(database, max_trained_count) if problem.what in before]
@@ -74,7 +75,7 @@ async def _problems(database: Database, max_trained_count: int) -> list[Problem]
 
 
 def _checks(max_trained_count: int) -> list[Checks]:
-    """The longest begin first, so that they run beside all others."""
+    """The slowest checks begin first, so that they run in parallel with all others."""
     return [
         each_if(calls.tokens_may_be_wrong, calls.calls_that_do_not_fit, calls.tokens_that_do_not_add_up),
         trained_records.trained_records,
@@ -135,7 +136,7 @@ async def _counted(database: Database, collection: str, key: Plain) -> list[tupl
 async def _by_purpose(database: Database, collection: str) -> dict[str, dict[str, int]]:
     sums: dict[str, dict[str, int]] = {}
     for group, count in await _counted(database, collection, {"purpose": "$purpose", "status": "$status"}):
-        # What has no purpose is a document that something else wrote: counted, and not with those that have one.
+        # A document without a purpose was written by another program: it is counted, but apart from the others.
         of_purpose = sums.setdefault(group.get("purpose", UNKNOWN), {})
         of_purpose[group.get("status", UNKNOWN)] = count
     return sums

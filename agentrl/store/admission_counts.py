@@ -1,12 +1,12 @@
-"""What admission counts, by query; nothing here is ever accumulated.
+"""The numbers that admission needs, counted by queries; nothing here is ever accumulated.
 
-Invariants: Tasks are read before Records, so a Task that was admitted before the look counts with its seats or with its
-Records; one of which the Records are not all there yet counts as if they were. A seat that had failed, and that another
-steward opens again between the second look and the third, is in none of them: then there may be a group too many, and
-nothing is lost.
+Invariants: Tasks are read before Records, so a Task that is already admitted counts with its seats or with its Records;
+a Task whose Records are not all inserted yet counts as if they were. If another steward opens a failed seat again
+between the second query and the third, no query counts that seat: then one group too many may be admitted, which does
+no harm.
 
-It runs several times a second, so every query is one that the server plans once and answers from an index: an
-`$or` over both of those about Records takes it three times as long as they do.
+It runs several times a second, so the server must be able to plan each query once and answer it from an index: an `$or`
+of both queries on Records takes three times as long as the two queries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def of_admission(database: Database) -> Counts:
     flying = await _flying(database)
     landed = await _landed(database, groups.unclosed) if groups.unclosed else _Landed(0, 0)
     return Counts(
-        # Counted twice while seats are being opened: a little too cautious, for a moment.
+        # Counts some records twice while seats are being opened, which admits less for a moment.
         open=flying.get(RecordStatus.OPEN, 0) + groups.opening + landed.unfollowed,
         running=flying.get(RecordStatus.RUNNING, 0),
         finished=flying.get(RecordStatus.FINISHED, 0),
@@ -77,7 +77,8 @@ class _Landed(NamedTuple):
 
     scored: int
     unfollowed: int
-    """They failed, and their seats are not open again yet: another group must not take their place."""
+    """Failed records whose seats are not open again yet. They count, so that another group does not take their
+    place."""
 
 
 async def _landed(database: Database, unclosed: list[str]) -> _Landed:

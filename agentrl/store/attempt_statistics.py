@@ -1,6 +1,6 @@
-"""What became of attempts, as numbers of a Step: of those that it trains, and of all that ended since the last one.
+"""Outcomes of attempts as metrics of a Step: of the attempts that it trains, and of all that ended since the last Step.
 
-Invariant: everything is computed from the documents; nothing is counted along the way, so no restart loses any.
+Invariant: everything is computed from the documents and nothing is accumulated, so a restart loses nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS
 
 MOST_RECORDS = 2000
-"""Only the newest attempts are read, also for a Step that took longer."""
+"""Only this many of the newest attempts are read, even if more ended since the last Step."""
 
 
 class ToolShare(NamedTuple):
@@ -31,7 +31,7 @@ class ToolShare(NamedTuple):
 
 
 async def of_trained(database: Database, records: Sequence[str]) -> dict[str, float]:
-    """Of the records of a Step."""
+    """Metrics of the records of a Step."""
     if not records:
         return {}
     wanted = {"_id": {"$in": list(records)}}
@@ -42,8 +42,8 @@ async def of_trained(database: Database, records: Sequence[str]) -> dict[str, fl
 
 
 async def since(database: Database, then: datetime | None) -> dict[str, float]:
-    """Of the attempts for training that ended since then: outcomes, and for each tool the share of infrastructure
-    failures."""
+    """Metrics of the attempts for training that ended since then: outcomes, and for each tool the share of
+    infrastructure failures."""
     when = {"$type": "date"} if then is None else {"$gt": then}
     ended = {"finished_at": when, "purpose": {"$in": list(TRAINS)}}
     found = await database.find(
@@ -65,8 +65,8 @@ async def since(database: Database, then: datetime | None) -> dict[str, float]:
 
 
 async def of_tools(database: Database, records: Sequence[str]) -> dict[str, ToolShare]:
-    """By `server/tool`. All that no server offers are one, `unknown`: policies invent names without end, and not every
-    one may name a field."""
+    """By `server/tool`. All tools that no server offers are counted together as `unknown`, because policies invent any
+    number of names, and not every name is a valid field."""
     broken = {"$sum": {"$cond": [{"$eq": ["$tool_calls.error_class", "infrastructure"]}, 1, 0]}}
     offered = {"$cond": [{"$eq": ["$tool_calls.server", ""]}, "", "$tool_calls.tool"]}
     key = {"server": "$tool_calls.server", "tool": offered}
@@ -89,7 +89,7 @@ def _name(server: str, tool: str) -> str:
 
 
 async def metrics_of_steps(database: Database, count: int) -> list[dict[str, float]]:
-    """Of the last committed Steps, the oldest first."""
+    """Metrics of the last committed Steps, the oldest first."""
     found = await database.find(
         "Step", {"status": "committed"}, sort=[("step", -1)], limit=count, projection=["metrics"]
     )

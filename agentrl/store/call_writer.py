@@ -1,11 +1,11 @@
-"""Writes what happens inside an episode: model calls with their texts and tool calls, and the progress of Records.
+"""Writes what happens inside episodes: model calls with their texts and tool calls, and the progress of Records.
 
 One writer serves all episodes of a process, because a command costs the server more than its documents do.
 
-Invariants: a write is answered when it is durable; writes that come while another is under way go out together; a model
-call of a Record goes out after the one before it, and not at all if that one was not taken; writing the same document
-again changes nothing, but a document of another owner is never taken for one's own (OwnershipError). Moves that follow
-each other within a moment may be one write; none is skipped in the tables.
+Invariants: the future of a write resolves when the write is durable; writes that arrive while another is under way are
+sent together; a model call of a Record is sent after the one before it, and not at all if that one was refused; writing
+the same document again changes nothing, but a document of another owner raises OwnershipError. Moves of a status that
+follow each other closely may be one write, but each is checked with the tables.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from agentrl.store.owners import OwnerLostError
 
 MOST_AT_ONCE = 500
 GATHER_S = 0.025
-"""What episodes write within this time goes out together."""
+"""Writes of episodes within this time are sent together."""
 RESULTS_BYTES = 8 << 20
-"""Of all results of a turn inside of its document, which MongoDB limits to 16 MiB."""
+"""The most bytes that all results of a turn take in its document, which MongoDB limits to 16 MiB."""
 CALLS = DispatchedSamplingTask.__name__
 _RECORDS = "Record"
 _MOVES_OF_A_TOOL_CALL = ("status", "error_class", "tried_again", "result", "latency_s", "session", "done_at")
@@ -47,7 +47,7 @@ class OwnershipError(ConflictError):
 
 
 class _Entry(NamedTuple):
-    """A write that has not gone out yet."""
+    """A write that was not sent yet."""
 
     collection: str
     id: str
@@ -65,17 +65,18 @@ class _Entry(NamedTuple):
 
 
 class Writer:
-    """The futures that its methods return raise what became of the write."""
+    """Queues writes and sends them. The futures that its methods return raise the error of a failed write."""
 
     def __init__(self, database: Database, certain: Callable[[], Awaitable[None]] | None = None) -> None:
-        """`certain` raises OwnerLostError if the owner of all these episodes was declared dead: nothing is written."""
+        """`certain` raises OwnerLostError if the owner of all these episodes was declared dead; then nothing is
+        written."""
         self._database = database
         self._certain = certain
         self._waiting: list[_Entry] = []
         self._writing: asyncio.Task[None] | None = None
 
     def insert(self, call: DispatchedSamplingTask) -> asyncio.Future[None]:
-        """A model call that is not stored yet, with all that it has by now."""
+        """Insert a model call with everything that it has by now."""
         check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, call.id)
         if call.status != CallStatus.SENT:
             check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus(call.status), Actor.SAMPLER, call.id)
@@ -97,8 +98,8 @@ class Writer:
         *,
         new: Sequence[ToolCall] = (),
     ) -> asyncio.Future[None]:
-        """These fields of a stored model call; and either the present status of some of its tool calls, or `new` ones
-        that it did not have yet. A status that was reached already is not left again."""
+        """Update these fields of a stored model call, and either the present status of some of its tool calls, or add
+        `new` tool calls. A later status is never replaced by an earlier one."""
         mine: Plain = {"_id": call.id, "owner": call.owner}
         if "status" in names:
             check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus(call.status), Actor.SAMPLER, call.id)
@@ -127,11 +128,12 @@ class Writer:
         return self._queue(CALLS, call.id, call.record, call.owner, change, large)
 
     def progress(self, record: str, owner: str, update: UpdateOne) -> asyncio.Future[None]:
-        """How far a Record is. OwnershipError if it is not this owner's any more, or superseded."""
+        """Store the progress of a Record. Raises OwnershipError if it no longer belongs to this owner, or is
+        superseded."""
         return self._queue(_RECORDS, record, record, owner, update, ())
 
     async def close(self) -> None:
-        """Wait until everything is out."""
+        """Wait until everything is written."""
         while self._writing is not None and not self._writing.done():
             await asyncio.wait([self._writing])
 
@@ -164,7 +166,8 @@ class Writer:
                 self._waiting = [entry for entry in self._waiting if entry not in held]
 
     def _next_batch(self) -> list[_Entry]:
-        """In their order, but one new document for each Record: what follows it depends on it."""
+        """The next writes in order, but only one new document for each Record, because its later documents depend on
+        it."""
         batch: list[_Entry] = []
         later: list[_Entry] = []
         begun: dict[str, str] = {}
@@ -178,7 +181,8 @@ class Writer:
         return batch
 
     async def _refusal(self) -> Exception | None:
-        """A document that is inserted after another sampler took the Record over could not be made that sampler's."""
+        """Why a Record's document must not be inserted: if another sampler has taken the Record over, that sampler
+        could no longer adopt the document."""
         try:
             if self._certain is not None:
                 await self._certain()
@@ -189,7 +193,7 @@ class Writer:
         return None
 
     async def _write_batch(self, collection: str, entries: list[_Entry]) -> dict[str, Exception]:
-        """Returns the Records of which something was not written, each with the reason."""
+        """Returns the Records with a failed write, each with the reason."""
         if not entries:
             return {}
         try:
@@ -201,7 +205,7 @@ class Writer:
         except Exception as failed:  # noqa: BLE001 - it is raised where the write was queued
             if len(entries) == 1:
                 return _answer(entries, failed)
-            # One of them is at fault. The others must not suffer for it, and writing them again is harmless.
+            # One write is at fault. The others must not fail because of it, and writing them again is harmless.
             by_record: dict[str, Exception] = {}
             for entry in entries:
                 by_record |= await self._write_batch(collection, [entry])
@@ -210,7 +214,7 @@ class Writer:
         return _answer(lost, OwnershipError("What was to be changed belongs to another owner."))
 
     async def _insert(self, collection: str, entries: list[_Entry]) -> list[_Entry]:
-        """Returns the entries whose document was there before, by this owner or another."""
+        """Returns the entries whose document already existed, from this owner or another."""
         new: dict[str, tuple[_Entry, Plain]] = {}
         there = []
         for entry in entries:
@@ -230,7 +234,8 @@ class Writer:
         return [entry for entry, _ in changes] if done.matched < len(changes) else []
 
     async def _lost(self, collection: str, entries: list[_Entry]) -> list[_Entry]:
-        """Of writes that changed nothing, those whose document is another owner's. The others had been made before."""
+        """Of writes that changed nothing, those whose document belongs to another owner. The others had been made
+        before."""
         ids = {"_id": {"$in": [entry.id for entry in entries]}}
         found = await self._database.find(collection, ids, projection=["owner", "status"])
         # A Record that is not under way any more has no owner; nothing else loses its owner.
@@ -242,7 +247,7 @@ class Writer:
 def _fitting(
     document: str, field: str, value: Any, large: list[Chunk], *, inline_bytes: int = chunks.INLINE_BYTES
 ) -> Any:
-    """A value as the document can hold it; the whole of a long text is appended to `large`."""
+    """The value in a form that fits into the document. The whole of a long text is appended to `large`."""
     if not isinstance(value, str):
         return storable(value) if isinstance(value, list | dict) else value
     cut = chunks.cut(document, field, value, inline_bytes=inline_bytes)
@@ -269,7 +274,7 @@ def _failed_at(tool_calls: Iterable[ToolCall]) -> datetime | None:
 
 
 def _sources_of(status: ToolCallStatus) -> list[str]:
-    """From which statuses a tool call may come. That it ran need not have been written."""
+    """The statuses from which a tool call may move. Its status `running` may not have been written."""
     sources = TOOL_CALL.sources(status, Actor.SAMPLER)
     if ToolCallStatus.RUNNING in sources:
         sources = (*sources, *TOOL_CALL.sources(ToolCallStatus.RUNNING, Actor.SAMPLER))
@@ -277,12 +282,12 @@ def _sources_of(status: ToolCallStatus) -> list[str]:
 
 
 def _answer(entries: Iterable[_Entry], error: Exception | None) -> dict[str, Exception]:
-    """Returns the Records concerned, if it is an error."""
+    """Resolves the futures of the entries. For an error, returns their Records with it."""
     failed: dict[str, Exception] = {}
     for entry in entries:
         if error is not None:
             failed[entry.record] = error
-        if entry.written.done():  # its caller was cancelled
+        if entry.written.done():  # the caller was cancelled
             continue
         if error is None:
             entry.written.set_result(None)
@@ -292,5 +297,5 @@ def _answer(entries: Iterable[_Entry], error: Exception | None) -> dict[str, Exc
 
 
 def now() -> datetime:
-    """For times that people read and that decide nothing."""
+    """The time of this host, for times that people read and that decide nothing."""
     return datetime.now(UTC)

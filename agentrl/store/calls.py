@@ -1,8 +1,8 @@
-"""Reads model calls with their texts and tool calls, ends what no process waits for, and hands a Record over.
+"""Reads model calls with their texts and tool calls, ends calls that no process waits for, and hands a Record over.
 
-Invariants: what belongs to a Record is one range of ids; after a hand-over every write of the former owner is refused,
-also one that it had ready before; token data is stored once, a call keeps of its prompt only what its base does not
-have.
+Invariants: everything of a Record is in one range of ids; after a hand-over every write of the former owner is refused,
+even one that it prepared before; token data is stored once: a call stores only the part of its prompt that its base
+does not have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNDER_WAY = [
     *("record", "turn", "index", "engine", "status", "sent_at"),
     *(f"tool_calls.{name}" for name in ("id", "server", "tool", "status", "requested_at")),
 ]
-"""The fields that say what is waited for."""
+"""The fields that show what a call waits for."""
 WITHOUT_TEXTS = {"text": 0, "parsed": 0, "tool_calls": 0}
 WITH_TOKENS = [CallStatus.DONE, CallStatus.PARTIAL]
 
@@ -40,8 +40,8 @@ WITH_TOKENS = [CallStatus.DONE, CallStatus.PARTIAL]
 
 
 def of_records(records: Sequence[str]) -> Iterator[Plain]:
-    """Filters that together find the calls of these Records, each of few enough ranges. Seats of a Task lie side by
-    side, so a Task is one range."""
+    """Filters that together find the calls of these Records, each with few enough ranges. The seats of a Task have
+    adjacent ids, so a Task is one range."""
     by_task: dict[str, list[str]] = defaultdict(list)
     for record in records:
         by_task[record.partition("#")[0]].append(record)
@@ -76,7 +76,7 @@ async def with_tokens(
 
 
 def stored_calls(calls: Sequence[DispatchedSamplingTask]) -> dict[int, StoredCall]:
-    """As the token tree reads them."""
+    """The calls in the form that the token tree reads."""
     index_of = {call.id: call.index for call in calls}
     return {
         call.index: StoredCall(
@@ -130,8 +130,9 @@ FAILED_TOOLS = {**WITH_TOOLS, "failed_at": {"$type": "date"}}
 
 
 async def lose(database: Database, record: str, owner: str, *, resumable: bool) -> int:
-    """End what no process waits for: by the steward, before it frees the Record of a dead sampler, and by a sampler
-    that could not write how its calls ended. Returns how many model calls and documents with tool calls that were.
+    """Mark calls as lost that no process waits for. The steward does this before it frees the Record of a dead sampler,
+    and a sampler if it could not write how its calls ended. Returns the number of model calls and of documents with
+    tool calls.
 
     A resumable loop asks the toolbox again under the same call ids, so its tool calls stay as they are.
     """
@@ -159,12 +160,12 @@ async def lose(database: Database, record: str, owner: str, *, resumable: bool) 
 
 
 class Trunk(NamedTuple):
-    """What a Record that was handed over has already."""
+    """What is already stored of a Record that was handed over."""
 
     calls: list[DispatchedSamplingTask]
     """All of them, in their order."""
     next_call: int
-    """An index that no call had, not even a lost one, or one that was not stored."""
+    """An index that no call has used, not even a lost call, or one that was not stored."""
 
     @property
     def answered(self) -> list[DispatchedSamplingTask]:
@@ -173,21 +174,21 @@ class Trunk(NamedTuple):
 
 
 async def stored(database: Database, record: str, task: str, owner: str) -> Trunk:
-    """What a Record has that no sampler had before: the trunk of a fork."""
+    """What is stored of a Record that no sampler has claimed before: the trunk of a fork."""
     found = await of_record(database, record)
     return Trunk(found, max((call.index for call in found), default=-1) + 1)
 
 
 async def take_over(database: Database, record: str, task: str, owner: str) -> Trunk:
-    """Go on with a Record that was handed over. From here on its documents are the new owner's, so whatever the former
-    one still writes is refused."""
+    """Take over a Record that was handed over. From now on its documents belong to the new owner, so later writes of
+    the former owner are refused."""
     while True:
         await database.update_many(CALLS, {"_id": within(record)}, {"$set": {"owner": owner}})
-        # The former owner may have sent one more since it was declared dead.
+        # The former owner may have sent one more call after it was declared dead.
         await lose(database, record, owner, resumable=True)
         known = await database.find(CALLS, {"_id": within(record)}, projection=["index", "owner"])
         if any(call["owner"] != owner for call in known):
-            continue  # inserted by the former owner since
+            continue  # the former owner has inserted it meanwhile
         place = max((call["index"] for call in known), default=-1) + 1
         if not await database.insert_missing(CALLS, [_kept_place(record, task, owner, place)]):
             break
@@ -195,8 +196,8 @@ async def take_over(database: Database, record: str, task: str, owner: str) -> T
 
 
 def _kept_place(record: str, task: str, owner: str, index: int) -> Plain:
-    """The former sampler may have been stopped with an answer that only had to be inserted, and wake up at any time:
-    then its call finds its id taken, and so it writes nothing that follows from it."""
+    """Takes the id of the next call. The former sampler may have been stopped just before it inserted an answer, and
+    may wake up at any time: then it finds the id taken, and writes nothing that depends on that answer."""
     check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, record)
     check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus.FAILED, Actor.SAMPLER, record)
     kept = DispatchedSamplingTask(

@@ -15,7 +15,7 @@ from agentrl.store.database import Database
 from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 STOPPED = (RecordStatus.CANCELLED.value, RecordStatus.SUPERSEDED.value)
-"""Nothing of an episode counts any more if its record is in one of these."""
+"""An episode no longer counts if its record has one of these statuses."""
 
 
 def refusal(one: Chosen) -> Refused | None:
@@ -27,7 +27,7 @@ def refusal(one: Chosen) -> Refused | None:
 
 
 async def cancel(database: Database, records: Sequence[str], note: str, *, by: str) -> int:
-    """Returns how many had not ended."""
+    """Returns how many of the records had not ended."""
     for source in IN_FLIGHT:
         check(RECORD, source, RecordStatus.CANCELLED, Actor.OPERATOR)
     reason = f"cancelled: {note}" if note else "cancelled by an operator"
@@ -40,6 +40,6 @@ async def cancel(database: Database, records: Sequence[str], note: str, *, by: s
 
 
 async def among(database: Database, records: Sequence[str]) -> list[str]:
-    """Those whose episodes are to be stopped."""
+    """The records whose episodes must be stopped."""
     stopped = {"_id": {"$in": list(records)}, "status": {"$in": list(STOPPED)}}
     return [one["_id"] for one in await database.find("Record", stopped, projection=["_id"])]

@@ -1,8 +1,8 @@
 """Checkpoints: documents that follow their files.
 
-Invariants: `complete` is written after the files are durable and renamed, so a checkpoint whose document and files do
-not agree is never started from; a pinned one is never deleted, nor the one with the best evaluation, nor the one
-before a scientific change or a rollback; at most one is written at a time per lineage.
+Invariants: `complete` is written after the files are durable and renamed, so no trainer starts from a checkpoint whose
+document and files do not agree; retention never deletes a pinned checkpoint, the one with the best evaluation, or the
+one before a scientific change or a rollback; a lineage writes at most one at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def begin(
     path: str,
     settings: Mapping[str, KnobValue] | None = None,
 ) -> Checkpoint:
-    """Before its files are written."""
+    """Insert the document, before the files are written."""
     check(CHECKPOINT, "", S.WRITING, Actor.TRAINER)
     checkpoint = Checkpoint(
         id=checkpoint_id(step, lineage),
@@ -58,9 +58,10 @@ async def complete(
     files: Mapping[str, CheckpointFile],
     reference: Mapping[str, CheckpointFile] | None = None,
 ) -> bool:
-    """Once its files are durable under their final names. False if another lineage abandoned it."""
+    """Note that the files are durable under their final names. Returns False if another lineage abandoned the
+    checkpoint."""
     check(CHECKPOINT, S.WRITING, S.COMPLETE, Actor.TRAINER, checkpoint)
-    # To say it again, where the answer was lost, changes nothing.
+    # Repeating this after a lost answer changes nothing.
     writing = {"_id": checkpoint, "status": {"$in": [S.WRITING, S.COMPLETE]}}
     return await database.update_one(
         "Checkpoint",
@@ -70,44 +71,45 @@ async def complete(
 
 
 def contents_of(files: Mapping[str, CheckpointFile]) -> dict[str, Content]:
-    """As hosts ask each other for them."""
+    """The files in the form in which hosts request them from each other."""
     return {name: Content(file.bytes, file.hash, tuple(file.pieces)) for name, file in files.items()}
 
 
 async def abandon_unfinished(database: Database, lineage: str) -> int:
-    """What former lineages did not finish: by the next one at its start."""
+    """Abandon what former lineages did not finish. The next lineage does this at its start."""
     check(CHECKPOINT, S.WRITING, S.ABANDONED, Actor.TRAINER, lineage)
     unfinished = {"status": S.WRITING, "lineage": {"$ne": lineage}}
     return await database.update_many("Checkpoint", unfinished, {"$set": {"status": S.ABANDONED}})
 
 
 async def newest_first(database: Database) -> list[Checkpoint]:
-    """Complete ones, newest Step first; of two of one Step the later. Whether the files agree is for the caller."""
+    """Complete checkpoints, newest Step first, and of two at the same Step the later one first. The caller checks the
+    files."""
     found = await database.find("Checkpoint", {"status": S.COMPLETE}, sort=[("step", -1), ("at", -1)])
     return [load(Checkpoint, document) for document in found]
 
 
 async def newest(database: Database) -> Checkpoint | None:
-    """The complete one that was written last."""
+    """The complete checkpoint that was written last."""
     return load_if(Checkpoint, await database.find_one("Checkpoint", {"status": S.COMPLETE}, sort=[("at", -1)]))
 
 
 async def incomplete_paths(database: Database) -> list[str]:
-    """Where files may be left of those that were not completed, or were deleted."""
+    """Paths that may have files of checkpoints that were abandoned or deleted."""
     left = {"status": {"$in": [S.ABANDONED, S.DELETED]}, "path": {"$ne": ""}}
     return [one["path"] for one in await database.find("Checkpoint", left, projection=["path"])]
 
 
 async def has_first(database: Database) -> bool:
-    """Whether one was written before the first step, as after a warm-up; also one that was removed since."""
+    """Whether a checkpoint was ever written before the first step, as after a warm-up, even if it was removed since."""
     written = {"step": 0, "status": {"$in": [S.COMPLETE, S.DELETED]}}
     return await database.find_one("Checkpoint", written, projection=["_id"]) is not None
 
 
 async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
-    """Complete ones that nothing keeps, beyond the `keep` that were written last. Those of the present history come
-    first: after a crash the run goes on only from one of them. The steps of a lineage that was rolled back have greater
-    numbers, so the number of the step says nothing about the time."""
+    """Complete checkpoints that nothing keeps, beyond the newest `keep`. Those of the present history are kept before
+    others, because after a crash a run continues only from one of them. They are ordered by time, because a lineage
+    that was rolled back has steps with greater numbers."""
     evaluated = await publications.evaluated(database)
     found = await database.find("Checkpoint", {"status": S.COMPLETE, **_FREE}, sort=[("at", -1), ("step", -1)])
     free = [load(Checkpoint, document) for document in found]
@@ -118,13 +120,14 @@ async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
 
 
 async def best(database: Database) -> Checkpoint | None:
-    """The one whose version has the best evaluation on the present held-out tasks, or else on those before."""
+    """The checkpoint whose version has the best evaluation on the present held-out tasks, or, without one, on earlier
+    tasks."""
     return next(iter(await _bests(database)), None)
 
 
 async def _bests(database: Database) -> list[Checkpoint]:
-    """The best for each set of held-out tasks, the present set first. Of several with a version the earliest, because
-    the later ones hold further steps."""
+    """The best checkpoint for each set of held-out tasks, the present set first. If several have the same version it is
+    the earliest, because later ones contain further steps."""
     earliest = {one.version: one for one in await newest_first(database)}
     intact = {version for version, one in earliest.items() if not one.damage}
     sets = await evaluations.measured_by_tasks(database)
@@ -133,13 +136,14 @@ async def _bests(database: Database) -> list[Checkpoint]:
 
 
 async def newest_before(database: Database, at: datetime) -> Checkpoint | None:
-    """The last one that was complete at that time."""
+    """The last checkpoint that was complete at that time."""
     complete = {"status": S.COMPLETE, "damage": {"$in": ["", None]}, "at": {"$lt": at}}
     return load_if(Checkpoint, await database.find_one("Checkpoint", complete, sort=[("at", -1)]))
 
 
 async def keep_best(database: Database) -> None:
-    """After an evaluation: retention keeps the best for each set of held-out tasks, and no longer those before them."""
+    """Call this after an evaluation: retention then keeps the best checkpoint for each set of held-out tasks, and no
+    longer the former best ones."""
     if found := [one.id for one in await _bests(database)]:
         former = {"kept_for": BEST_EVALUATION, "_id": {"$nin": found}}
         await database.update_many("Checkpoint", former, {"$set": {"kept_for": ""}})
@@ -148,7 +152,7 @@ async def keep_best(database: Database) -> None:
 
 
 async def keep(database: Database, checkpoint: str, why: str) -> None:
-    """Retention never removes it. A reason that it has already stays."""
+    """Exempt a checkpoint from retention. If it already has a reason, that reason stays."""
     await database.update_one(
         "Checkpoint", {"_id": checkpoint, "kept_for": {"$in": ["", BEST_EVALUATION, None]}}, {"$set": {"kept_for": why}}
     )
@@ -159,14 +163,14 @@ async def note_damage(database: Database, checkpoint: str, problem: str) -> None
 
 
 async def delete(database: Database, checkpoint: str) -> bool:
-    """Before its files are removed. False if it is kept by now."""
+    """Mark it as deleted, before its files are removed. Returns False if it must be kept now."""
     check(CHECKPOINT, S.COMPLETE, S.DELETED, Actor.TRAINER, checkpoint)
     free = {"_id": checkpoint, "status": S.COMPLETE, **_FREE}
     return await database.update_one("Checkpoint", free, {"$set": {"status": S.DELETED}})
 
 
 async def get(database: Database, checkpoint: str) -> Checkpoint:
-    """A complete one, which can be started from."""
+    """A complete checkpoint, from which a trainer can start."""
     there = {"_id": checkpoint, "status": S.COMPLETE}
     found = load_if(Checkpoint, await database.find_one("Checkpoint", there))
     if found is None:
@@ -180,7 +184,7 @@ async def is_complete(database: Database, checkpoint: str) -> bool:
 
 
 async def pin(database: Database, checkpoint: str, *, pinned: bool) -> Checkpoint:
-    """By an operator. Unpinned, it is not kept for another reason either, unless it has the best evaluation."""
+    """An operator pins or unpins it. Unpinning also removes any other reason to keep it, except the best evaluation."""
     there = {"_id": checkpoint, "status": S.COMPLETE}
     fields: Plain = {"pinned": pinned}
     if not pinned:

@@ -24,7 +24,7 @@ class Refused(NamedTuple):
     """Why a record cannot be changed."""
 
     kind: str
-    """What it has in common with other records: `a step has them`."""
+    """The kind of reason, in words that fit several records: `a step has them`."""
     sentence: str
 
 
@@ -34,7 +34,7 @@ class Chosen(NamedTuple):
     step: Plain | None
     """The newest step that has the record."""
     newest_attempt: int
-    """At its seat."""
+    """The number of the newest attempt at its seat."""
 
     @property
     def trained(self) -> Refused | None:
@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
 
 
 async def read(database: Database, ids: Sequence[str]) -> dict[str, Chosen]:
-    """Those that exist, by id."""
+    """The records that exist, by id."""
     found = await database.find("Record", {"_id": {"$in": list(ids)}})
     records = [load(Record, document) for document in found]
     names = sorted({record.task for record in records})

@@ -15,7 +15,7 @@ from agentrl.store.documents import Chunk, to_bson
 
 INLINE_BYTES = 256 << 10
 END_BYTES = 32 << 10
-"""What stays of each end."""
+"""The bytes of each end that stay inline."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -25,7 +25,7 @@ class Cut(NamedTuple):
 
 
 def cut(document: str, field: str, text: str, *, inline_bytes: int = INLINE_BYTES) -> Cut:
-    """What is stored of a text: itself, or its ends and the chunks of the whole."""
+    """The stored form of a text: the text itself, or its ends and the chunks of the whole text."""
     if len(text) <= inline_bytes // 4:  # no character takes more than four bytes
         return Cut(text, [])
     data = text.encode(errors="surrogatepass")
@@ -49,7 +49,7 @@ async def write(database: Database, chunks: list[Chunk]) -> None:
 
 
 async def cut_of(database: Database, records: Sequence[str]) -> set[tuple[str, str]]:
-    """The documents that belong to these Records and were cut, each with the field."""
+    """The cut documents of these Records, each with the field that was cut."""
     if not records:
         return set()
     ranges = {"$or": [{"_id": within(record)} for record in records]}
@@ -58,7 +58,7 @@ async def cut_of(database: Database, records: Sequence[str]) -> set[tuple[str, s
 
 
 async def whole(database: Database, document: str, field: str) -> str | None:
-    """The text that was cut; None if it was not, so the document has it."""
+    """The whole text of a cut value; None if it was not cut, so the document has it."""
     parts = await database.find("Chunk", {"_id": within(f"{document}/{field}")})
     if not parts:
         return None

@@ -1,9 +1,9 @@
-"""Records in a sampler's hand: claimed, ended, scored, given back.
+"""Records that a sampler holds: claimed, ended, scored, given back.
 
-Invariants: a claim takes open Records, the first in the order of admission (but for what opened before them a moment
-ago), and never the same one twice; every later write names the Record (which includes its attempt) and the owner, and
-False as an answer means that the claim is lost: the episode is dropped without another word; a Record is `finished`
-only after what it generated is stored, and `scored` only after its structure is.
+Invariants: a claim takes the open Records that were admitted first (except those that opened a moment ago), and never
+the same one twice; every later write names the Record (which includes its attempt) and the owner, and returns False if
+the claim is lost: then the episode is dropped silently; a Record is `finished` only after its output is stored, and
+`scored` only after its structure is stored.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ class Claim(NamedTuple):
     record: Record
     task: Task
     fresh: bool = False
-    """No sampler had it before, so nothing of it is stored."""
+    """True if no sampler had it before, so nothing of it is stored."""
 
 
 class LastClaims:
-    """What claims that follow each other share: seats of one task are claimed in a row, and what an episode reads is
-    frozen in a round; and open Records begin where the last claim found one.
+    """State that consecutive claims share. Seats of one task are claimed in a row, so its Task is kept: what an episode
+    reads of it does not change within a round. And the search for open Records begins where the last claim found one.
 
-    A server keeps what left an index for minutes and passes over it in every search from the beginning, so the
-    beginning is looked at once in a while: what opens there, such as a new attempt, waits no longer than that.
+    A server keeps removed index entries for minutes and must skip them in every search from the beginning. So a search
+    starts from the very beginning only once in a while; a Record that opens there, such as a new attempt, waits at most
+    that long.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,7 +76,7 @@ class LastClaims:
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an episode came."""
+    """The progress of an episode."""
 
     turns: int = 0
     generated_tokens: int = 0
@@ -85,7 +86,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(Reached, frozen=True, kw_only=True):
-    """How an episode ended by the policy's doing."""
+    """The end of an episode by a result or a limit of the policy."""
 
     outcome: Outcome
     malformed: bool = False
@@ -102,12 +103,12 @@ async def claim_several(
     resumable: bool = False,
     last: LastClaims | None = None,
 ) -> list[Claim]:
-    """The open Records that were admitted first, evaluations before all others, at most so many; none only if none is
-    open.
+    """Claim at most this many of the open Records that were admitted first, evaluations before all others. Returns an
+    empty list only if none is open.
 
-    An owner waits for the end of one claim before the next: what it finds in its own hands was taken by this one.
-    `environments` leaves others out, such as those whose tools are broken. `resumable`: its loop can be continued by
-    another sampler. A Record that was handed over has turns already. `last`: kept by who claims often.
+    An owner must wait for the end of one claim before the next, because a claim recognises its Records by their owner.
+    Only Records of these `environments` are claimed; others may have broken tools. `resumable`: another sampler can
+    continue the loop. A Record that was handed over already has turns. `last`: state for callers that claim often.
     """
     check(RECORD, S.OPEN, S.RUNNING, Actor.SAMPLER)
     wanted: Plain = {"status": S.OPEN}
@@ -121,7 +122,7 @@ async def claim_several(
         # Read before they are taken, so that nothing can fail between the claim and the episode.
         tasks = {one["_id"]: await last.task_of(load(Record, one)) for one in alike}
         taken = await _take(alike, mine, database)
-        # Whether or not they became ours, none of them is open any more.
+        # Whether or not this claim got them, none of them is open any more.
         last.found(alike[-1]["order"])
         if taken:
             return [Claim(load(Record, one), tasks[one["_id"]], fresh) for one in taken]
@@ -130,7 +131,7 @@ async def claim_several(
 
 
 async def _first_open(database: Database, wanted: Plain, most: int, begin: int | None) -> list[Plain]:
-    """Nothing from `begin` on does not mean that nothing is open."""
+    """The first open Records from `begin` on; if there are none, from the very beginning."""
     places = [wanted] if begin is None else [wanted | {"order": {"$gte": begin}}, wanted]
     for place in places:
         if found := await database.find("Record", place, sort=[("order", 1), ("seat", 1)], limit=most):
@@ -139,10 +140,10 @@ async def _first_open(database: Database, wanted: Plain, most: int, begin: int |
 
 
 async def _take(found: Sequence[Plain], mine: Plain, database: Database) -> list[Plain]:
-    """Those that are this owner's from now on, as they are then."""
+    """Takes these Records, and returns those that now belong to this owner, in their new state."""
     named: Plain = {"_id": {"$in": [one["_id"] for one in found]}}
     fresh = _is_fresh(found[0])
-    # Somebody may have begun one and given it back since, and then something of it is stored.
+    # Another sampler may have begun one meanwhile and given it back, and then something of it is stored.
     untouched = {"status": S.OPEN} | ({"started_at": None} if fresh else {})
     update = setting(mine, started_at={"$ifNull": ["$started_at", NOW]})
     taken = await database.update_many("Record", named | untouched, update)
@@ -157,12 +158,12 @@ def _is_fresh(record: Plain) -> bool:
 
 
 async def mark_resumable(database: Database, record: str, owner: str, resumable: bool) -> bool:
-    """Once it is known which loop runs it."""
+    """Store whether the loop is resumable, once the loop is known."""
     return await database.update_one("Record", _held(record, owner), {"$set": {"resumable": resumable}})
 
 
 async def finish(database: Database, record: str, owner: str, ending: Ending) -> bool:
-    """The policy's result or limit. Its turns and calls must be stored before."""
+    """End a Record by a result or a limit of the policy. Its turns and calls must be stored before."""
     fields = _finished(ending) | {"status": S.FINISHED}
     check(RECORD, S.RUNNING, S.FINISHED, Actor.SAMPLER, record)
     return await database.update_one("Record", _held(record, owner), _ended(fields))
@@ -180,8 +181,9 @@ class Scored(NamedTuple):
 
 
 async def finish_scored(database: Database, owner: str, ended: Sequence[Scored]) -> set[str]:
-    """`finish` and `score` for several Records at once: if the scorer answers at once, no reader would see the status
-    between. Answers which Records are scored by this owner now, which they may have been before."""
+    """`finish` and `score` for several Records at once, for scorers that answer immediately, so that no reader would
+    see the status in between. Returns the Records that are now scored by this owner, including those that were
+    already."""
     check(RECORD, S.RUNNING, S.FINISHED, Actor.SAMPLER)
     check(RECORD, S.FINISHED, S.SCORED, Actor.SCORER)
     mine = {"_id": {"$in": [one.record for one in ended]}, "owner": owner}
@@ -212,8 +214,8 @@ async def fail(
     free: bool = False,
     reached: Reached | None = None,
 ) -> bool:
-    """It ended for reasons that are not the policy's. `free`: on an open breaker, which costs no re-draw. `reached`:
-    what is stored of it, if that is known; else the last progress stays."""
+    """End a Record for reasons that are not the policy's. `free`: it met an open circuit breaker, which costs no
+    re-draw. `reached`: its progress in the store, if known; otherwise the last stored progress stays."""
     kind = outcomes.class_of(outcome)
     if kind is not OutcomeClass.INFRASTRUCTURE:
         raise ValueError(f"{outcome} is {kind.value}: such a record finishes, it does not fail")
@@ -224,21 +226,21 @@ async def fail(
 
 
 async def hand_back(database: Database, record: str, owner: str) -> bool:
-    """A drain: another sampler goes on with this attempt from its last stored turn."""
+    """For a drain: another sampler continues this attempt from its last stored turn."""
     check(RECORD, S.RUNNING, S.OPEN, Actor.SAMPLER, record)
     update = {"$set": {"status": S.OPEN, "owner": ""}}
     return await database.update_one("Record", _held(record, owner), update)
 
 
 async def abandon(database: Database, record: str, owner: str) -> bool:
-    """A drain's end, for what cannot be resumed."""
+    """For the end of a drain: abandon an episode that cannot be resumed."""
     check(RECORD, S.RUNNING, S.ABANDONED, Actor.SAMPLER, record)
     return await database.update_one("Record", _held(record, owner), _ended(abandoned_fields()))
 
 
 def progress(record: str, owner: str, reached: Reached) -> UpdateOne:
-    """After a turn: the staleness of records under way follows from it, and it proves that the claim still holds.
-    `reached` includes what former owners stored. It may be repeated."""
+    """Store the progress after a turn. The staleness of records under way is computed from it, and it proves that the
+    claim still holds. `reached` includes what former owners stored. It may be repeated."""
     return UpdateOne(_held(record, owner), {"$set": _said(reached)})
 
 
@@ -255,7 +257,7 @@ async def score(
     turn_rewards: Sequence[float] = (),
     parts: Mapping[str, float] = MappingProxyType({}),
 ) -> bool:
-    """Its structure, then its score. Closing the group is the caller's next act: `groups.close`."""
+    """Store its structure, then its score. Next, the caller must close the group (`groups.close`)."""
     if data.id != record:
         raise ValueError(f"the structure of {data.id} is not that of {record}")
     for source in (S.FINISHED, S.UNSCORED):
@@ -275,21 +277,21 @@ def _scored(score: float, turn_rewards: Sequence[float], parts: Mapping[str, flo
 
 
 async def leave_unscored(database: Database, record: str, owner: str, why: str) -> bool:
-    """The scorer cannot answer; it is called again later. Never a score of 0."""
+    """Note that the scorer cannot answer; it is called again later. This never gives a score of 0."""
     check(RECORD, S.FINISHED, S.UNSCORED, Actor.SCORER, record)
     update = {"$set": {"status": S.UNSCORED, "error": why[:2000]}}
     return await database.update_one("Record", _held(record, owner, S.FINISHED), update)
 
 
 async def give_up_scoring(database: Database, record: str, owner: str, why: str) -> bool:
-    """Past its deadline without an answer of the judge: the seat stays empty."""
+    """Give up a record whose judge did not answer before the deadline; its seat stays empty."""
     check(RECORD, S.UNSCORED, S.UNSCORABLE, Actor.SCORER, record)
     fields = {"status": S.UNSCORABLE, "outcome_class": OutcomeClass.UNSCORED, "error": why[:2000]}
     return await database.update_one("Record", _held(record, owner, S.UNSCORED), {"$set": fields})
 
 
 async def claim_for_scoring(database: Database, owner: str) -> Claim | None:
-    """A Record that ended and whose owner is gone: it is scored by somebody else."""
+    """Claim a Record that ended and whose owner is gone, to score it."""
     ended = {"status": {"$in": [S.FINISHED, S.UNSCORED]}, "owner": ""}
     found = await database.find_one_and_update("Record", ended, {"$set": {"owner": owner}}, sort=[("order", 1)])
     if found is None:
@@ -299,7 +301,7 @@ async def claim_for_scoring(database: Database, owner: str) -> Claim | None:
 
 
 async def held_by(database: Database, owner: str) -> list[Record]:
-    """What an owner has in its hands, as the store sees it."""
+    """The Records that an owner holds, according to the store."""
     mine = {"owner": owner, "status": {"$in": [S.RUNNING, S.FINISHED, S.UNSCORED]}}
     return [load(Record, found) for found in await database.find("Record", mine)]
 
@@ -321,7 +323,7 @@ def _held(record: str, owner: str, *statuses: RecordStatus) -> Plain:
 
 
 def _finished(ending: Ending) -> dict[str, Any]:
-    """What an ending says of a Record."""
+    """The fields of a Record that an ending sets."""
     kind = outcomes.class_of(ending.outcome)
     if not outcomes.in_baseline(kind):
         raise ValueError(f"{ending.outcome} is {kind.value}: such a record fails, it does not finish")

@@ -1,12 +1,12 @@
-"""The one interface to the MongoDB driver: no other file sends anything to a run's database. Other files name changes
-and indexes. Only files that care for a server and its users have clients of their own: `mongod_server`,
+"""The only interface to the MongoDB driver: no other file sends anything to a run's database. Other files only describe
+changes and indexes. Files that manage a server and its users have clients of their own: `mongod_server`,
 `server_checks`, `database_users`.
 
 Invariants:
-- Every operation has a deadline. Within it, operations that a restart of the server interrupted are repeated: a single
-  write by the driver, exactly once; here only what may be made any number of times, or what the server refused because
-  it had just started.
-- Errors of the driver become errors of ours.
+- Every operation has a deadline. Within it, operations that a restart of the server interrupted are repeated. The
+  driver repeats a single write so that it happens exactly once; this module repeats only operations that may be made
+  any number of times, or that the server refused because it had just started.
+- Errors of the driver become errors of agentrl.
 - Write and read concerns are stated here, and a URL cannot lower them.
 
 Motor and PyMongo's own asyncio client both work behind this interface, and the same tests run with both. Motor is the
@@ -46,11 +46,12 @@ Driver = Literal["motor", "pymongo"]
 OPERATION_WITHIN_S = 30.0
 """A killed server is back within a few seconds; until then writers wait and see no error."""
 CLOSE_WITHIN_S = 2.0
-"""For telling the server which sessions are over. It finds out by itself; a silent one is not waited for."""
+"""The time to tell the server which sessions are over. The server would notice anyway, so a silent one is not waited
+for."""
 AGAIN_S = 0.1
 INSERTED_AT_ONCE = 1000
 READ_AT_ONCE = 10_000
-"""Documents of an answer to a query for all of them, if 16 MB hold as many. The server's own number is 101."""
+"""Documents in the first answer to a query that reads them all, if they fit into 16 MB. The server's default is 101."""
 CONCERNS = {
     "w": "majority",
     "journal": True,
@@ -58,7 +59,7 @@ CONCERNS = {
     "readPreference": "primary",
     "readConcernLevel": "local",
 }
-"""What a write and a read mean here, whatever the URL and the server's defaults are. An acknowledged write survives the
+"""The write and read concerns, whatever the URL and the server's defaults are. An acknowledged write survives the
 loss of any minority of servers. Reads see the newest data of the primary; every decision is a conditional update.
 """
 
@@ -66,13 +67,16 @@ _DUPLICATE_KEY = 11000
 _OTHER_INDEX = frozenset({85, 86})
 _NO_SUCH_INDEX = 27
 WHOLE_BATCH = 10_000
-"""What is read whole comes in one answer where it fits into one message; by default the driver asks again at 101."""
+"""A result that is read as a whole comes in one answer if it fits into one message; by default the driver asks again
+after 101 documents."""
 KEYS_NOT_READ = 211
-"""A server that has just begun refuses the times that clients had from its former life, until it has read its keys."""
+"""A server that has just started refuses cluster times that clients got before its restart, until it has read its
+keys."""
 _DISK_IS_FULL = frozenset({14031, 24})
 _LOGIN_FAILED = frozenset({13, 18})
 _SHUTS_DOWN = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
-"""As an error of the write concern these are no ConnectionFailure: the write was made, and the server ends."""
+"""Codes of a server that shuts down. As an error of the write concern they raise no ConnectionFailure: the write was
+made, and the server is ending."""
 
 
 class StoreError(AgentrlError):
@@ -86,8 +90,8 @@ class StoreUnavailableError(StoreError):
 
 
 class NotYetError(StoreUnavailableError):
-    """MongoDB has just started and refused the operation, so this try had no effect. If the driver had tried before,
-    something may have come of that: as after any lost answer, a change that now matches nothing may have been made."""
+    """MongoDB has just started and refused the operation, so this try had no effect. An earlier try of the driver may
+    have had one: as after any lost answer, a change that now matches nothing may already have been made."""
 
 
 class AlreadyThereError(ConflictError):
@@ -95,7 +99,7 @@ class AlreadyThereError(ConflictError):
 
 
 class Bulk(NamedTuple):
-    """What became of a batch of writes."""
+    """The result of a batch of writes."""
 
     inserted: int
     matched: int
@@ -105,7 +109,7 @@ class Database:
     """One database. Collections are named by words, filters and updates are written in MongoDB's own language."""
 
     def __init__(self, client: Any, name: str, *, within_s: float = OPERATION_WITHIN_S) -> None:
-        # Both drivers have the same methods but not the same types, so this is the one place without them.
+        # Both drivers have the same methods but not the same types, so only this place has no types.
         self._client = client
         self._database = client[name]
         self._known: dict[str, Any] = {}
@@ -147,7 +151,8 @@ class Database:
         sort: Sort | None = None,
         projection: Projection | None = None,
     ) -> AsyncIterator[Plain]:
-        """One by one, for what may be many. Each batch has the deadline of an operation, the whole has none."""
+        """Yields documents one by one, for large results. Each batch has the deadline of an operation, the whole has
+        none."""
         with _our_errors(collection):
             cursor = self._collection(collection).find(filter, projection, sort=sort)
             async for document in cursor:
@@ -164,7 +169,7 @@ class Database:
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Plain]:
         async def read() -> list[Plain]:
             source = self._collection(collection).aggregate(pipeline, batchSize=WHOLE_BATCH)
-            # Motor gives a cursor, PyMongo a coroutine that gives one.
+            # Motor returns a cursor, PyMongo a coroutine that returns one.
             cursor = await source if inspect.isawaitable(source) else source
             found: list[Plain] = await cursor.to_list(None)
             return found
@@ -172,7 +177,7 @@ class Database:
         return await self._repeated(collection, read)
 
     async def stream_aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> AsyncIterator[Plain]:
-        """The results of a pipeline one by one, for what may be many."""
+        """Yields the results of a pipeline one by one, for large results."""
         with _our_errors(collection):
             source = self._collection(collection).aggregate(pipeline)
             async for document in await source if inspect.isawaitable(source) else source:
@@ -181,7 +186,7 @@ class Database:
     # ---- writing ----
 
     async def insert_many(self, collection: str, documents: Sequence[Plain], *, ordered: bool = True) -> None:
-        """AlreadyThereError if one is there; those before it (ordered), or all others, are inserted nevertheless."""
+        """Raises AlreadyThereError if one exists; those before it (`ordered`), or all others, are inserted anyway."""
         if not documents:
             return
         into, tries = self._collection(collection), count(1)
@@ -192,18 +197,18 @@ class Database:
                 await into.insert_many(documents, ordered=ordered)
             except pymongo.errors.BulkWriteError as partly:
                 if tried_before and _codes_of(partly) == {_DUPLICATE_KEY}:
-                    # It may be this very one: the refusal may have met the driver's own repetition of what was made.
+                    # The existing document may be this one: the driver may have repeated an insert that had succeeded.
                     raise StoreUnavailableError(f"It is not known whether {collection} was written to.") from partly
                 raise
 
         await self._asked(collection, insert)
 
     async def insert_new(self, collection: str, documents: Sequence[Plain]) -> int:
-        """Insert those whose keys are not there yet, and say how many that were."""
+        """Insert documents whose keys do not exist yet. Returns their number."""
         return len(documents) - len(await self.insert_missing(collection, documents))
 
     async def insert_missing(self, collection: str, documents: Sequence[Plain]) -> list[Any]:
-        """Insert those whose keys are not there yet, and say the ids of the others, which stay as they were."""
+        """Insert documents whose keys do not exist yet. Returns the ids of the others, which stay unchanged."""
         there: list[Any] = []
         for start in range(0, len(documents), INSERTED_AT_ONCE):
             batch = documents[start : start + INSERTED_AT_ONCE]
@@ -218,7 +223,7 @@ class Database:
         return []
 
     async def update_one(self, collection: str, filter: Filter, update: Update, *, upsert: bool = False) -> bool:
-        """True if a document matched, whether or not it was changed."""
+        """Returns True if a document matched, whether or not it was changed."""
         changed = self._collection(collection)
         done = await self._asked(collection, lambda: changed.update_one(filter, update, upsert=upsert))
         return bool(done.matched_count or done.upserted_id is not None)
@@ -231,7 +236,7 @@ class Database:
         *,
         array_filters: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """How many documents matched. After a restart of the server in the middle, those that still did."""
+        """Returns how many documents matched; after a restart of the server in the middle, how many still matched."""
         changed = self._collection(collection)
         done = await self._repeated(
             collection, lambda: changed.update_many(filter, update, array_filters=array_filters)
@@ -247,7 +252,7 @@ class Database:
         sort: Sort | None = None,
         projection: Projection | None = None,
     ) -> Plain | None:
-        """The document as it is after the update; None if none matched."""
+        """Returns the document after the update; None if none matched."""
         changed = self._collection(collection)
         found: Plain | None = await self._asked(
             collection,
@@ -258,7 +263,7 @@ class Database:
         return found
 
     async def write(self, collection: str, writes: Sequence[Write], *, ordered: bool = True) -> Bulk:
-        """A batch; with `ordered`, each after the one before it."""
+        """Sends a batch of writes; with `ordered`, one after the other."""
         if not writes:
             return Bulk(0, 0)
         changed = self._collection(collection)
@@ -270,7 +275,7 @@ class Database:
         return int(done.deleted_count)
 
     def _collection(self, name: str) -> Any:
-        """Made once: drivers make a new one, with all its options, at each access."""
+        """The collection, made once, because drivers make a new one with all its options at each access."""
         if name not in self._known:
             self._known[name] = self._database[name]
         return self._known[name]
@@ -281,10 +286,10 @@ class Database:
         """The server's time."""
         answer: Plain = await self._repeated("the server", lambda: self._database.command("hello"))
         at: datetime = answer["localTime"]
-        return at.replace(tzinfo=UTC)  # answers to commands come without one
+        return at.replace(tzinfo=UTC)  # answers to commands have no time zone
 
     async def create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
-        """One that is there under this name with other keys was made by another version of ours, and is replaced."""
+        """If an index of this name has other keys, another version of agentrl made it, and it is replaced."""
         await self._repeated(collection, lambda: self._create_indexes(collection, indexes))
 
     async def _create_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
@@ -305,7 +310,7 @@ class Database:
         return set(await self._repeated(collection, lambda: self._collection(collection).index_information()))
 
     async def drop_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
-        """Those that are there with these names and keys; several may do so at once."""
+        """Drop the indexes that exist with these names and keys. Several processes may do so at once."""
         await self._repeated(collection, lambda: self._drop_indexes(collection, indexes))
 
     async def _drop_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
@@ -316,7 +321,7 @@ class Database:
             try:
                 await self._collection(collection).drop_index(index.document["name"])
             except pymongo.errors.OperationFailure as refused:
-                # Several units begin at once, and another one was faster.
+                # Several units start at once, and another one was faster.
                 if refused.code != _NO_SUCH_INDEX:
                     raise
 
@@ -326,13 +331,13 @@ class Database:
         return sorted(name for name in names if not name.startswith("system."))
 
     async def size_bytes(self) -> int:
-        """What the data takes before compression."""
+        """The size of the data before compression."""
         with _our_errors(self.name):
             answer: Plain = await self._database.command("dbStats")
         return int(answer["dataSize"])
 
     async def disk_free_bytes(self) -> int | None:
-        """What is left on the disk of the server, as far as it says."""
+        """The free space on the disk of the server; None if the server does not tell."""
         with _our_errors(self.name):
             answer: Plain = await self._database.command("dbStats")
         if "fsTotalSize" not in answer:
@@ -340,18 +345,19 @@ class Database:
         return int(answer["fsTotalSize"]) - int(answer["fsUsedSize"])
 
     async def drop(self) -> None:
-        """Everything, for good."""
+        """Delete everything, for good."""
         with _our_errors(self.name):
             await self._client.drop_database(self.name)
 
     async def _asked(self, where: str, act: Callable[[], Awaitable[T]]) -> T:
-        """What the driver repeats by itself where an answer is lost; a refusal it hands on."""
+        """Runs an operation that the driver itself repeats after a lost answer; refusals of a server that just started
+        are repeated here."""
         return await self._repeated(where, act, after=NotYetError)
 
     async def _repeated(
         self, where: str, act: Callable[[], Awaitable[T]], *, after: type[StoreUnavailableError] = StoreUnavailableError
     ) -> T:
-        """What the driver does not repeat by itself, and what comes to the same however often it is made."""
+        """Runs an operation that the driver does not repeat, and that may be made any number of times."""
         deadline = time.monotonic() + self._within_s
         while True:
             try:
@@ -363,20 +369,20 @@ class Database:
             await asyncio.sleep(AGAIN_S)
 
     async def close(self) -> None:
-        """However the server is: one that stands still is not waited for."""
+        """Closes the connections without waiting for a server that hangs."""
         with pymongo.timeout(CLOSE_WITHIN_S):
             if inspect.iscoroutinefunction(self._client.close):
                 await self._client.close()
             else:
-                # Motor's way to close talks to the server, and the loop would stand meanwhile.
+                # Motor's `close` talks to the server, which would block the event loop.
                 await asyncio.to_thread(self._client.close)
 
 
 def connect(url: str, name: str, *, driver: Driver = "motor", within_s: float = OPERATION_WITHIN_S) -> Database:
-    """Nothing is sent before the first operation. To be called in the loop that will use it.
+    """Sends nothing before the first operation. Call it in the event loop that will use the database.
 
-    PyMongo's own client is not for units yet: of the operations that are cancelled a few go on as if they were not, so
-    a task that was told to end does not. A sampler that was declared dead would stay.
+    PyMongo's own client is not for units yet: a few cancelled operations go on as if they were not cancelled, so their
+    task does not end. A sampler that was declared dead would stay.
     """
     options: dict[str, Any] = {**CONCERNS, "tz_aware": True, "timeoutMS": round(within_s * 1000), "appname": "agentrl"}
     try:
@@ -403,7 +409,7 @@ def _translated(foreign: pymongo.errors.PyMongoError, where: str) -> AgentrlErro
         return DiskError(f"MongoDB cannot write to {where}: its disk is full.", hint="Make room; nothing was changed.")
     if codes & _LOGIN_FAILED:
         return ConfigError(f"MongoDB does not let this user in ({where}).", hint="Check the URL's user and password.")
-    # A cursor that is not known any more was open when the server was killed.
+    # An unknown cursor was open when the server was killed.
     away = isinstance(foreign, pymongo.errors.ConnectionFailure | pymongo.errors.CursorNotFound)
     if KEYS_NOT_READ in codes:
         return NotYetError(f"MongoDB has just begun ({where}): {_shortly(foreign)}.")
@@ -423,12 +429,12 @@ def _codes_of(foreign: pymongo.errors.PyMongoError) -> set[int]:
 
 
 def _shortly(foreign: pymongo.errors.PyMongoError) -> str:
-    """Its first sentence: the driver goes on with the whole topology."""
+    """The first sentence of the error, because the driver appends the whole topology."""
     return str(foreign).partition(", Timeout:")[0].partition(", full error:")[0][:500]
 
 
 def _there_before(partly: pymongo.errors.BulkWriteError) -> list[Any]:
-    """The ids of the documents that were refused for their keys; raises if anything else was wrong."""
+    """The ids of the documents that were refused because their keys exist. Raises any other error."""
     details = partly.details or {}
     errors = details.get("writeErrors", ())
     if details.get("writeConcernErrors") or any(error.get("code") != _DUPLICATE_KEY for error in errors):

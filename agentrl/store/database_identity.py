@@ -7,7 +7,7 @@ goes on as if it had never trained.
 Invariants:
 - The data has its identity in a file beside it before the first server starts.
 - `run.json` gets the identity when the first server is writable, before the unit is ready.
-- A published URL shows that a server was writable before there were identities; empty data is then refused.
+- If a URL was published without an identity, an earlier release had a writable server; empty data is then refused.
 - From then on only data with that identity is served, and no replica set is initiated.
 """
 
@@ -45,7 +45,7 @@ def check(state_dir: Path, files: MongoFiles) -> bool:
 
 
 def record(state_dir: Path, files: MongoFiles) -> None:
-    """The server is writable, so the database exists from now on."""
+    """Store the identity once the server is writable: the database exists from now on."""
     record_database(state_dir, _identity(files))
 
 

@@ -3,8 +3,9 @@
 
 Invariants:
 - A user that is made here reads one database and nothing else.
-- Its URL, with a password, goes into a new file with mode 0600, and to no screen; the file is there before the user is.
-- Only users with the role `read` alone are shown and removed, so the user of the run stays.
+- Its URL, with a password, is written only to a new file with mode 0600, never to a screen; the file exists before the
+  user does.
+- Only users that have just the role `read` are listed and removed, so the user of the run stays.
 
 stdout is one JSON message.
 """
@@ -72,7 +73,7 @@ def readers(url: str, database: str) -> list[str]:
 
 
 def reader_url(url: str, database: str, user: str, password: str) -> str:
-    """The same servers for another user: all options but those of the login."""
+    """The URL of the same servers for another user, with all options except those of the login."""
     scheme, _, rest = url.partition("://")
     address, _, query = rest.partition("?")
     hosts = address.rpartition("@")[2].partition("/")[0]
@@ -83,7 +84,7 @@ def reader_url(url: str, database: str, user: str, password: str) -> str:
 
 @contextmanager
 def _administrating(url: str, database: str) -> Iterator[MongoClient[dict[str, Any]]]:
-    """A client of the run's own user; what the server refuses becomes our error."""
+    """A client of the run's own user; refusals of the server become AgentrlError."""
     try:
         with MongoClient[dict[str, Any]](url, serverSelectionTimeoutMS=ANSWERS_WITHIN_MS) as client:
             yield client

@@ -1,7 +1,7 @@
 """Deletes all data of a run. Only an explicit command does it, never a start.
 
-Invariants: nothing is deleted while an owner may still write, unless the caller forces it; `preview` has the numbers of
-what would be lost.
+Invariants: nothing is deleted while an owner may still write, unless the caller forces it; `preview` counts what would
+be lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def preview(database: Database) -> Loss:
 
 
 async def wipe(database: Database, *, force: bool = False) -> Loss:
-    """Delete everything, for good. RefusedError while somebody holds a lease."""
+    """Delete everything, for good. Raises RefusedError while an incarnation holds a lease."""
     loss = await preview(database)
     if loss.alive and not force:
         raise RefusedError(

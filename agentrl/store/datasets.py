@@ -1,8 +1,7 @@
-"""Files of tasks: JSONL, JSON, Parquet, datasets of Hugging Face on disk, and those of a hub by name.
+"""Files of tasks: JSONL, JSON, Parquet, Hugging Face datasets on disk, and datasets of a hub by name.
 
-Invariants: a row is understood or refused with its file and number; the aliases of a field are one table; what is not
-a field of ours is kept as `extra`; a file is read in its own order, and an order of an epoch depends on its number and
-on nothing else.
+Invariants: a row is understood or refused with its file and number; the aliases of a field are one table; unknown
+fields are kept as `extra`; a file is read in its own order, and the order of an epoch depends only on its number.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "agent_name": ("agent_name", "agent"),
     "split": ("split",),
 }
-"""The first that is there counts; others stay in `extra`."""
+"""The first alias in a row counts; others stay in `extra`."""
 
 IMAGES = "images"
 PLACE = "<image>"
-"""Where an image of that column stands in the query."""
+"""The place in the query of an image from the column `images`."""
 LARGEST_ROW = 4 * 2**20
-"""In bytes. A document of the database holds four times as much, and it is no row but a file."""
+"""In bytes. A document of the database holds four times as much; anything larger is a file and not a row."""
 
 LOOKED_AT_WHOLE_BYTES = 32 * 2**20
 LOOKED_AT_ROWS = 10_000
-"""What is looked at of a dataset that is larger than that."""
+"""At most this many rows of a large dataset are checked."""
 
 SPLITS = {
     "train": "train",
@@ -69,22 +68,22 @@ class DatasetError(ConfigError):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     earlier: tuple[ConversationMessage, ...] = ()
-    """Of a conversation: its instructions, and what was said before the query."""
+    """For a conversation: its instructions, and the messages before the query."""
     answer: str = ""
     id: str = ""
     scorer: str = ""
-    """Empty: what the environment says."""
+    """Empty: the scorer of the environment."""
     answer_schema: str = ""
     agent_name: str = ""
     split: str = ""
     """`train` or `eval`; empty if the row does not say."""
     extra: dict[str, Any] = {}
     where: str = ""
-    """Path and number, as errors name it: whoever has to mend a row has to find its file."""
+    """Path and number, as errors name them, so that a person can find the row to repair."""
 
     @property
     def file_and_number(self) -> str:
-        """As rows of datasets that are known are pointed at."""
+        """The place of a row, for rows of known datasets."""
         return self.where.rpartition("/")[2]
 
 
@@ -96,7 +95,7 @@ class Leak(msgspec.Struct, frozen=True):
     eval: str
 
     def lines(self) -> str:
-        """Where it is, without the prompt."""
+        """The places of both rows, without the prompt."""
         return f"{self.eval} is held out, and {self.train} trains on the same prompt"
 
     def sentence(self) -> str:
@@ -110,38 +109,38 @@ def read(path: str | Path) -> list[Row]:
 
 
 def look(path: str | Path) -> tuple[list[Row], bool]:
-    """All rows of what is small, else the first ones; and whether these are all."""
+    """All rows of a small dataset, otherwise the first ones; and whether these are all."""
     place = local_copy(str(path), SPLITS) if is_hub_word(str(path)) else Path(path)
     whole = _bytes_of(place) <= LOOKED_AT_WHOLE_BYTES
     return _read(place, None if whole else LOOKED_AT_ROWS), whole
 
 
 def split_of(rows: Iterable[Row], split: str, *, default: str) -> list[Row]:
-    """The rows of a split; those that do not say are in the default one."""
+    """The rows of a split; rows without a split are in the default one."""
     return [row for row in rows if (row.split or default) == split]
 
 
 def leaks(train: Iterable[Row], held_out: Iterable[Row]) -> list[Leak]:
-    """Held-out prompts that are trained on."""
+    """Held-out prompts that are also trained on."""
     found = repeated(held_out, train)
     return [Leak(held.query, trained.file_and_number, held.file_and_number) for held, trained in found]
 
 
 def repeated(rows: Iterable[Row], known: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """The rows whose prompt is among those that are known, each with the one that has it."""
+    """The rows whose prompt is also in known rows, each with the known row."""
     by_prompt = {_same(row): row for row in known}
     return [(row, by_prompt[_same(row)]) for row in rows if _same(row) in by_prompt]
 
 
 def order(rows: int, *, shuffle: int, epoch: int) -> list[int]:
-    """Which row comes when in an epoch. The generator is Python's own, whose sequence does not change."""
+    """The order of the rows in an epoch. It uses Python's own random generator, whose sequence never changes."""
     numbers = list(range(rows))
     random.Random(f"{shuffle}/{epoch}").shuffle(numbers)
     return numbers
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """Says whether these are the same rows in the same order."""
+    """A digest that is equal for the same rows in the same order."""
     hashed = hashlib.blake2b(digest_size=16)
     for row in rows:
         said = [row.id, row.query, row.answer, row.split, row.scorer, row.answer_schema, row.agent_name]
@@ -168,12 +167,12 @@ def _bytes_of(place: Path) -> int:
 
 
 _Numbered = Generator[tuple[str, str, Any]]
-"""Where it is, the split that its place says, and the row."""
+"""The place of the row, the split that its path implies, and the row."""
 
 
 @contextlib.contextmanager
 def numbered_rows(path: str | Path) -> Iterator[_Numbered]:
-    """The rows of a file or directory as they are there. Its files are closed at the end of the body."""
+    """The raw rows of a file or directory. Its files are closed at the end of the body."""
     place = Path(path)
     if is_hub_word(str(path)):
         place = local_copy(str(path), SPLITS)
@@ -231,7 +230,7 @@ def _read_parquet(place: Path) -> _Numbered:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{place} row {number}", "", row
-    except (OSError, ValueError) as broken:  # Arrow's own errors are ValueErrors
+    except (OSError, ValueError) as broken:  # errors of Arrow are ValueErrors
         raise DatasetError(f"{place} is no Parquet file: {broken}.") from None
 
 
@@ -289,7 +288,7 @@ def _arrow(module: str) -> Any:
 
 
 def _row(stored: Any, where: str, split: str, beside: Path) -> Row:
-    """`beside`: where relative paths of images begin."""
+    """`beside`: the directory to which paths of images are relative."""
     if not isinstance(stored, Mapping):
         raise DatasetError(f"{where} is no object but {_kind(stored)}.")
     fields = {str(name): value for name, value in stored.items() if value is not None}
@@ -298,7 +297,7 @@ def _row(stored: Any, where: str, split: str, beside: Path) -> Row:
     said = str(fields.get(taken["split"] or "", "")).lower()
     if said and said not in SPLITS:
         raise DatasetError(f"{where} is in the split {said!r}; known are: {', '.join(SPLITS)}.")
-    # Messages may say more than texts, so they stay whole beside them; images are stored apart.
+    # Messages may contain more than texts, so they are kept whole too; images are stored separately.
     images = bool(names_in(query, *(one.content for one in earlier)))
     used = {name for name in taken.values() if name is not None and (images or name != "messages")}
     used |= {IMAGES} if images else set()
@@ -317,14 +316,15 @@ def _row(stored: Any, where: str, split: str, beside: Path) -> Row:
 
 
 def _of_a_size(row: Row) -> Row:
-    # What images have is stored apart, and has a limit of its own.
+    # Images are stored separately, with a limit of their own.
     texts = [shown(row.query), *(shown(one.content) for one in row.earlier)]
     parts = [texts, row.answer, row.extra]
     text = json.dumps(parts, ensure_ascii=False, default=str, skipkeys=True)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        # Half a character (a lone surrogate) is no reason to refuse a row; nothing could store it or make tokens of it.
+        # A lone surrogate (half a character) is replaced instead of refused, because nothing could store or tokenize
+        # it.
         return _of_a_size(_of_whole_characters(row))
     if size > LARGEST_ROW:
         raise DatasetError(
@@ -370,7 +370,8 @@ def _query(
 
 
 def _with_images(query: str, images: Any, where: str, beside: Path) -> str:
-    """The column `images` in place of every `<image>` of the query, or before it if there is none."""
+    """The query with the images of the column `images` in place of every `<image>`, or before the query if it has
+    none."""
     if not isinstance(images, list) or not images:
         return query
     try:
@@ -386,7 +387,7 @@ def _with_images(query: str, images: Any, where: str, beside: Path) -> str:
 
 
 def _conversation(messages: list[Any], name: str, where: str, beside: Path) -> tuple[ConversationMessage, ...]:
-    """Up to what the user said last; an answer that follows is not the model's to read."""
+    """The conversation up to the last message of the user; an answer after it must not be shown to the model."""
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
             raise DatasetError(f"{where}: {name} must be a text or messages with role and content.")
@@ -434,7 +435,7 @@ def _schema(fields: Mapping[str, Any], name: str | None, where: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A number as a person would write it, anything deeper as JSON."""
+    """A value as text: a number as a person would write it, a nested value as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:

@@ -85,7 +85,7 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> list[Message]:
-        """Without the instructions."""
+        """The messages without the instructions."""
         return self.messages[1:] if self.messages and self.messages[0].role == "system" else self.messages
 
     @property
@@ -125,7 +125,7 @@ class _GivenRow(msgspec.Struct, frozen=True):
 
 
 class _InvalidError(Exception):
-    """Why a row is no demonstration."""
+    """The row is not a valid demonstration; the message says why."""
 
 
 def read_demonstrations(
@@ -177,7 +177,7 @@ def _given_message(number: int, plain: Mapping[str, Any]) -> _GivenMessage:
 
 
 def _without_empty(plain: Any) -> Any:
-    """Without the keys that say nothing, which exports of chat APIs are full of."""
+    """A message without its empty keys, which exports of chat APIs have in large numbers."""
     if not isinstance(plain, Mapping):
         return plain
     return {key: value for key, value in plain.items() if value is not None and value != [] and value != {}}
@@ -201,7 +201,7 @@ def _text_of_part(part: Mapping[str, Any]) -> str:
 
 
 def _calls_as_text(given: list[_GivenCall], parser: str, tools: list[ToolSpec]) -> str:
-    """The calls as the model shall write them, read back once, because the parser decides what they mean."""
+    """The calls as the model should write them. They are parsed once, because the parser decides what they mean."""
     if not parser:
         raise _InvalidError(
             "it has `tool_calls`, and the environments of the run have different parsers; write the calls as text"
@@ -218,7 +218,7 @@ def _calls_as_text(given: list[_GivenCall], parser: str, tools: list[ToolSpec]) 
 
 
 def _refuse_other_order(messages: list[_GivenMessage]) -> None:
-    """Results are read in the order of their calls, as in episodes."""
+    """Refuses results that are not in the order of their calls, the order that episodes use."""
     due: list[str] = []
     for message in messages:
         if message.tool_calls:

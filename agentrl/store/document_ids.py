@@ -1,4 +1,4 @@
-"""Makes the ids of documents, which say where a document belongs.
+"""Makes the ids of documents. An id contains the id of the document that it belongs to.
 
 Invariants: the ids of a Task's Records begin with its id and `#`, the ids of a Record's model calls with its id and
 `/`, so everything inside of a document is one range of ids.
@@ -24,7 +24,7 @@ def tool_call_id(call: str, number: int) -> str:
 
 
 def within(name: str, separator: str = "/") -> dict[str, str]:
-    """The range of the ids of everything inside of this, for a filter of `_id`."""
+    """The range of the ids of everything that belongs to this id, for a filter of `_id`."""
     return {"$gte": f"{name}{separator}", "$lt": f"{name}{chr(ord(separator) + 1)}"}
 
 

@@ -1,7 +1,7 @@
 """What the collections hold. A collection has the name of its struct, and a struct's `id` is the document's `_id`.
 
 Invariants: every field has a default, so documents of older versions load, and fields of newer ones are ignored;
-nothing is ever saved as a whole: these are for inserting and reading, changes are conditional updates.
+documents are inserted and read with these structs, and changed only by conditional updates, never saved as a whole.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TRAINS = ("train", "branch")
 
 
 class Document(msgspec.Struct, kw_only=True):
-    """Anything that has a collection."""
+    """Base of the structs that have a collection."""
 
 
 class Named(Document):
-    """A document whose id is a text that says where it belongs."""
+    """A document whose id is a text that contains what it belongs to."""
 
     id: str = msgspec.field(name="_id", default="")
 
@@ -58,22 +58,22 @@ class Task(Named):
     sampling: dict[str, Any] = {}
     """Frozen at admission."""
     closing: dict[str, Any] = {}
-    """Settings of its group that were frozen at admission; those of the run file hold for the others."""
+    """Settings of its group that were frozen at admission; the run file decides the others."""
     query: str = ""
     earlier: list[ConversationMessage] = []
-    """Of a conversation: its instructions, instead of those of the environment, and the messages before the
+    """For a conversation: its instructions, which replace those of the environment, and the messages before the
     query."""
     answer: str = ""
     scorer: str = ""
     scorer_of_row: bool = False
-    """Its row names the scorer, so no stage of a curriculum brings another one."""
+    """Its row names the scorer, so no stage of a curriculum replaces it."""
     answer_schema: str = ""
     agent_name: str = ""
     servers: list[str] = []
     extra: dict[str, Any] = {}
     admitted_at: datetime | None = None
     first_admitted_at: datetime | None = None
-    """Of its first round. Nothing of its records is older."""
+    """When its first round was admitted. No data of its records is older."""
     admitted_order: int = 0
     deadline_at: datetime | None = None
     seating: bool = False
@@ -86,24 +86,24 @@ class Task(Named):
     members: int = 0
     """Records that were scored when the group closed."""
     shares: list[Share] = []
-    """What each record took out of the group: the truth from which DBRecordData follows."""
+    """The share of each record. DBRecordData is derived from it."""
     excluded: list[str] = []
-    """Records that operators excluded; no closing of the group counts them."""
+    """Records that operators excluded; closing the group ignores them."""
     changes: int = 0
-    """How often operators changed its records. A process that closes the group writes nothing if it read another
-    number."""
+    """How often operators changed its records. A process that closes the group writes nothing if this number has
+    changed since it read the group."""
     lineage: str = ""
     step: int = -1
     trained_count: int = 0
     trained_at: datetime | None = None
     requeued_by: str = ""
-    """The operation that last had it sampled again: it does so once."""
+    """The operation that last requeued it, so that an operation does so only once."""
     version: int | None = None
-    """Of an evaluation: the version that it pins."""
+    """For an evaluation: the version that it pins."""
     pruned: bool = False
     """Calls, turns and tool calls of its records were removed."""
     fork: Fork | None = None
-    """Of a task of purpose branch or probe: where all of its records begin."""
+    """For a task of purpose branch or probe: where all of its records begin."""
     repairs: list[Fork] = []
     """Forks that were decided and do not have their seats yet; the group does not close before."""
     repairing: bool = False
@@ -124,14 +124,14 @@ class Fork(msgspec.Struct, kw_only=True):
     """`repair` or `branch`."""
     base: str = ""
     turns: int = 0
-    """So many whole turns of the base are in the trunk."""
+    """How many whole turns of the base are in the trunk."""
     call: str = ""
     """A tool call of the next turn of the base. The trunk includes that turn up to its results."""
     result: str | None = None
-    """What takes the place of the result of that call; None: its own result, or the call is made again if it failed
-    for infrastructure."""
+    """The result that replaces that of the call; None keeps its own result, or makes the call again if it failed for
+    infrastructure."""
     status: str = ""
-    """Of that result."""
+    """The status of that result."""
     edited: bool = False
     """A person wrote the result, the arguments or the message."""
     times: int = 1
@@ -148,10 +148,10 @@ class Baseline(msgspec.Struct):
     std: float = 0.0
     valid: int = 0
     turn_spread: float = 0.0
-    """What the number of turns added to the scores that it is made of."""
+    """The spread by which the number of turns changed the scores of the baseline."""
     overlong_begins: int = 0
     overlong_full: int = 0
-    """What long records lost of these scores; nothing if it is 0."""
+    """With the fields before and after it, the penalty for long records in these scores; 0 means no penalty."""
     overlong_penalty: float = 0.0
 
 
@@ -160,7 +160,7 @@ class Share(msgspec.Struct):
     advantage: float | None = None
     capped: bool = False
     score: float | None = None
-    """Of a record that was scored again after the group had closed; its Record follows."""
+    """The new score of a record that was scored again after the group had closed; its Record is updated after this."""
     turns: list[float] = []
     """If turns have rewards: the advantage of each turn; with a critic its reward."""
 
@@ -171,7 +171,7 @@ class Rescore(msgspec.Struct):
     by: str = ""
     """The operation."""
     wanted: bool = False
-    """No sampler has done it yet."""
+    """True until a sampler has done it."""
     sampler: str = ""
     """The sampler that does it."""
     scorer: str = ""
@@ -201,7 +201,7 @@ class Record(Named):
     seat: int = 0
     attempt: int = 1
     order: int = 0
-    """The Task's admitted_order: what was admitted first is claimed first; 0 for evaluations and probes."""
+    """The Task's admitted_order: records that were admitted first are claimed first; 0 for evaluations and probes."""
     status: str = RecordStatus.OPEN
     owner: str = ""
     resumable: bool = False
@@ -209,9 +209,9 @@ class Record(Named):
     free: bool = False
     """It failed on an open breaker and costs no re-draw."""
     followed: bool = False
-    """It failed, and what follows from that (another attempt, or none) has been done."""
+    """It failed, and the consequence (another attempt, or none) has been carried out."""
     late: bool = False
-    """It was not there when its group closed."""
+    """It had not ended when its group closed."""
     reason: str = ""
     """Why it is superseded or excluded."""
     excluded_by: str = ""
@@ -219,11 +219,11 @@ class Record(Named):
     fork: Fork | None = None
     """Where it begins, if it goes on from another record."""
     forks: list[str] = []
-    """What was forked from it: records that repair it, and tasks that branch off."""
+    """Its forks: records that repair it, and tasks that branch off."""
     cancelled_by: str = ""
     """The operation that cancelled it."""
     requeued_by: str = ""
-    """The operation that wants another attempt at its seat, which costs no re-draw."""
+    """The operation that requested another attempt at its seat, which costs no re-draw."""
     rescore: Rescore | None = None
     review: Review | None = None
     outcome: str = ""
@@ -235,14 +235,14 @@ class Record(Named):
     """What was left out of its conversation because it was too long: `edits`, `tokens`, `turns`, `results`."""
     score: float | None = None
     turn_rewards: list[float] = []
-    """What the scorer gave to each turn, besides the score."""
+    """The reward that the scorer gave to each turn, besides the score."""
     score_parts: dict[str, float] = {}
-    """What the score was computed from, by name, and numbers that only watch. Emptied when it is scored again."""
+    """The parts of the score by name, and scores of watchers. Emptied when it is scored again."""
     scores_before: list[float] = []
     oldest_version: int | None = None
     newest_version: int | None = None
     versions: list[int] = []
-    """All that generated tokens of it: after a rollback the smallest number need not be the farthest."""
+    """All versions that generated its tokens. After a rollback the smallest number need not be the oldest version."""
     generated_tokens: int = 0
     turns: int = 0
     created_at: datetime | None = None
@@ -258,10 +258,10 @@ class ParsedCall(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A tool call, inside the model call that asked for it."""
+    """A tool call, stored inside the model call that requested it."""
 
     id: str = ""
-    """Also the id under which the toolbox knows the call."""
+    """The toolbox knows the call by the same id."""
     server: str = ""
     tool: str = ""
     arguments: dict[str, Any] = {}
@@ -273,7 +273,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
     latency_s: float = 0.0
     session: str = ""
     copied_from: str = ""
-    """Of a trunk: the tool call of the base."""
+    """For a call in a trunk: the tool call of the base."""
     edited: bool = False
     """A person wrote the result."""
     requested_at: datetime | None = None
@@ -293,7 +293,7 @@ class DispatchedSamplingTask(Named):
     branch: str = ""
     """The name that the agent loop gave to a conversation beside its own; empty for its own."""
     index: int = 0
-    """Of the model call in its Record; the last part of the id."""
+    """The index of the model call in its Record; the last part of the id."""
     owner: str = ""
     status: str = CallStatus.SENT
     base: str = ""
@@ -318,7 +318,7 @@ class DispatchedSamplingTask(Named):
     over_at: datetime | None = None
     """When the turn was complete, with all its tool calls."""
     called_at: datetime | None = None
-    """When the newest of its tool calls was requested; lists of tool calls are in this order."""
+    """When the newest of its tool calls was requested; lists of tool calls are sorted by it."""
     failed_at: datetime | None = None
     """When the last of its tool calls that failed ended."""
 
@@ -331,19 +331,19 @@ class DBRecordData(Named):
     trained_tokens: int = 0
     oldest_version: int | None = None
     versions: list[int] = []
-    """All versions that generated tokens which train: the age of a record is that of the farthest one."""
+    """All versions that generated training tokens. The age of a record is the age of the oldest of these versions."""
     advantage: float | None = None
     capped: bool = False
     intervened: bool = False
     """The record is a fork, which an operator chose."""
     excluded: bool = False
-    """An operator excluded its Record: it never has an advantage again."""
+    """An operator excluded its Record, so it never gets an advantage again."""
     turns: list[float] = []
-    """Those of its Share; read with that, not stored here."""
+    """The values of its Share; read with it and not stored here."""
 
     @property
     def trained_versions(self) -> list[int]:
-        """As far as they are known: a document of an older version names the oldest alone."""
+        """The versions as far as they are known: a document of an older release names only the oldest one."""
         return self.versions or ([] if self.oldest_version is None else [self.oldest_version])
 
 
@@ -367,20 +367,20 @@ class Step(Named):
     empty: bool = False
     reason: str = ""
     died: bool = False
-    """It was released because its trainer had ended with it."""
+    """It was released because its trainer ended during it."""
     followed: bool = False
-    """It was rolled back, and its Tasks know."""
+    """It was rolled back, and its Tasks were updated."""
     reinstating: bool = False
-    """It counts again after a rollback to a later checkpoint, and its Tasks do not know yet."""
+    """It counts again after a rollback to a later checkpoint, and its Tasks are not updated yet."""
 
 
 class Owner(Named):
     unit: str = ""
     role: str = ""
     run: str = ""
-    """The uuid of its run: another run may count its incarnations from one again."""
+    """The uuid of its run, because another run may use the same numbers of incarnations."""
     number: int = 0
-    """Of the incarnation."""
+    """The number of the incarnation."""
     expires_at: datetime | None = None
     expired: bool = False
     why: str = ""
@@ -398,11 +398,11 @@ class Service(Named):
     seen_at: datetime | None = None
     names: list[str] = []
     unavailable: list[str] = []
-    """Of a toolbox: those of its servers that cannot be used now."""
+    """For a toolbox: its servers that cannot be used now."""
     troubles: list[str] = []
-    """Why not, one sentence for each."""
+    """Why they cannot be used, one sentence for each."""
     effects: list[tuple[str, str, str]] = []
-    """Of a toolbox: server, tool, and what its calls change, as far as the servers declare it."""
+    """For a toolbox: server, tool, and the effect of its calls, if the server declares it."""
 
 
 class Epoch(Named):
@@ -411,13 +411,13 @@ class Epoch(Named):
     epoch: int = 0
     rows: int = 0
     inserted: int = 0
-    """How many of its rows, in its order, are Tasks or left out."""
+    """How many of its rows, in the order of the epoch, are already Tasks or left out."""
     left_out: dict[str, int] = {}
-    """How many of them are no Tasks because they were `hard` or `easy` in the epoch before."""
+    """How many of these rows were left out because they were `hard` or `easy` in the epoch before."""
     done: bool = False
     seed: int = 0
     digest: str = ""
-    """Of the rows: an epoch that began goes on with what it began with."""
+    """A digest of the rows: an epoch must continue with the rows that it began with."""
 
 
 class Chunk(Named):
@@ -433,16 +433,16 @@ class Image(Named):
     """An image that texts and tokens name. Its id is the SHA-256 of its bytes."""
 
     number: int = 0
-    """By which its tokens name it."""
+    """The number by which its tokens name it."""
     data: bytes = b""
     length: int = 0
     """Bytes."""
     format: str = ""
-    """Known, like its size in pixels, once it was decoded."""
+    """The format; like the size in pixels, it is known after the image was decoded once."""
     width: int = 0
     height: int = 0
     used_at: datetime | None = None
-    """When a record or a task last used it, to ten minutes; nothing if an earlier release stored it."""
+    """When a record or a task last used it, within ten minutes; None if an earlier release stored it."""
     of_task: bool = False
     """A task names it, so it stays."""
     removed: bool = False
@@ -450,13 +450,13 @@ class Image(Named):
 
 
 def to_bson(value: Any) -> Any:
-    """A struct, or a list of structs, as MongoDB takes it; times and bytes stay what they are."""
+    """A struct, or a list of structs, in the form for MongoDB; times and bytes stay unchanged."""
     return msgspec.to_builtins(value, builtin_types=(bytes, datetime))
 
 
 def storable(value: Any) -> Any:
-    """What a model or a tool wrote, as far as MongoDB can hold it: greater numbers become texts, characters that are
-    none are replaced."""
+    """Output of a model or a tool in a form that MongoDB can store: too large numbers become texts, invalid characters
+    are replaced."""
     match value:
         case str():
             return value.encode(errors="replace").decode() if not value.isascii() else value

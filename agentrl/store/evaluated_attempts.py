@@ -1,7 +1,7 @@
-"""Attempts of a run's own evaluations, as `agentrl eval` knows attempts.
+"""Attempts of a run's own evaluations, in the form of the attempts of `agentrl eval`.
 
 Invariants:
-- Of each seat only the newest attempt counts, once it has ended: one that was made again is no failure.
+- Only the newest attempt at each seat counts, once it has ended: an attempt that was repeated is not a failure.
 - A task has the same name in the evaluations of all versions: its row's id, or a digest of its query and answer.
 """
 
@@ -31,7 +31,7 @@ async def tasks_of(database: Database, version: int) -> list[Plain]:
 
 
 async def attempts_at(database: Database, tasks: Sequence[Plain]) -> list[Attempt]:
-    """All that have ended, in the order of tasks and seats."""
+    """All ended attempts, in the order of tasks and seats."""
     by_id = {task["_id"]: task for task in tasks}
     of_them = {"task": {"$in": list(by_id)}, "status": {"$ne": RecordStatus.SUPERSEDED}}
     found = await database.find("Record", of_them, projection=list(_RECORD_FIELDS)) if by_id else []

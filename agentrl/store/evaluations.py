@@ -3,7 +3,7 @@
 Invariants:
 - all Tasks of an evaluation name the version that they pin, as their `version` and as their epoch, so a second request
   makes no second set;
-- results are n of m while some are missing;
+- while some results are missing, they are shown as n of m;
 - results are compared only with others on the same held-out tasks.
 """
 
@@ -30,16 +30,16 @@ ENDED = (TaskStatus.READY, TaskStatus.DONE, TaskStatus.DEAD)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one environment at one version."""
+    """The result of one environment at one version."""
 
     environment: str
     version: int
     tasks: int
-    """How many there are."""
+    """The number of tasks."""
     ended: int
-    """How many are closed, or dead."""
+    """How many of them are closed or dead."""
     scores: tuple[tuple[float, ...], ...]
-    """Of each closed task that has any."""
+    """The scores of each closed task that has any."""
 
     @property
     def mean(self) -> float | None:
@@ -58,7 +58,7 @@ class Result:
 
 
 async def want(database: Database, version: int) -> bool:
-    """Requests one; the steward queues its Tasks. True also if it was requested before."""
+    """Request an evaluation; the steward queues its Tasks. Returns True also if it was already requested."""
     await database.update_one("Publication", {"_id": version, "evaluation": ""}, {"$set": {"evaluation": "wanted"}})
     return await database.find_one("Publication", {"_id": version}, projection=["_id"]) is not None
 
@@ -69,13 +69,13 @@ async def wanted(database: Database) -> list[int]:
 
 
 async def mark_queued(database: Database, version: int) -> bool:
-    """All its Tasks are there."""
+    """Note that all its Tasks are queued."""
     wanted = {"_id": version, "evaluation": "wanted"}
     return await database.update_one("Publication", wanted, {"$set": {"evaluation": "queued"}})
 
 
 async def results(database: Database, version: int) -> list[Result]:
-    """What is known by now, by environment."""
+    """The results so far, by environment."""
     tasks = await database.find(
         "Task", {"version": version, "purpose": "eval"}, projection=["environment", "status", "round"]
     )
@@ -101,7 +101,7 @@ async def results(database: Database, version: int) -> list[Result]:
 
 
 async def complete(database: Database, version: int) -> bool:
-    """Whether every Task of it was queued and has ended."""
+    """Whether all its Tasks were queued and have ended."""
     queued = {"_id": version, "evaluation": {"$in": ["queued", "done"]}}
     if await database.find_one("Publication", queued, projection=["_id"]) is None:
         return False
@@ -110,13 +110,13 @@ async def complete(database: Database, version: int) -> bool:
 
 
 async def measured(database: Database, *, note: bool = True) -> list[Measurement]:
-    """The results on the same held-out tasks as the newest one, oldest version first."""
+    """All results on the same held-out tasks as the newest result, oldest version first."""
     return (await measured_by_tasks(database, note=note) or [[]])[0]
 
 
 async def measured_by_tasks(database: Database, *, note: bool = True) -> list[list[Measurement]]:
-    """The results of the whole run, for each set of held-out tasks; the set of the newest result is the first. `note`:
-    a digest of tasks that an earlier release did not store is stored now."""
+    """The results of the whole run for each set of held-out tasks, the set of the newest result first. `note`: store
+    digests of tasks that an earlier release did not store."""
     digest = _note_tasks if note else _digest_of_tasks
     done = {"evaluation": "done", f"evaluated.{EVALUATION.name}": {"$type": "number"}}
     fields = ["evaluated", "evaluated_tasks"]
@@ -124,14 +124,14 @@ async def measured_by_tasks(database: Database, *, note: bool = True) -> list[li
     for one in await database.find("Publication", done, sort=[("_id", -1)], projection=fields):
         version, numbers = int(one["_id"]), one["evaluated"]
         tasks = one.get("evaluated_tasks") or await digest(database, version)
-        # Without a margin nothing is known of its errors: it is never the best, and never a fall.
+        # Without a margin its error is unknown, so it is never the best result and never counts as a fall.
         measurement = Measurement(version, numbers[EVALUATION.name], numbers.get(_MARGIN, math.inf))
         found.setdefault(tasks, []).append(measurement)
     return [results[::-1] for results in found.values()]
 
 
 async def _note_tasks(database: Database, version: int) -> str:
-    """Store the digest with the version, also for an evaluation of an earlier release."""
+    """Store the digest of the tasks with the version, even for an evaluation of an earlier release."""
     digest = await _digest_of_tasks(database, version)
     await database.update_one("Publication", {"_id": version}, {"$set": {"evaluated_tasks": digest}})
     return digest
@@ -144,9 +144,9 @@ async def _digest_of_tasks(database: Database, version: int) -> str:
 
 
 async def finish(database: Database, version: int, evaluated: Mapping[str, float]) -> int:
-    """The evaluator has its results: its closed Tasks are done, and the version is not pinned any more.
+    """End an evaluation whose results are read: its closed Tasks are done, and the version is no longer pinned.
 
-    What it came to is kept with the version: no Step comes after the last evaluation of a run that could tell it.
+    The result is stored with the version, because no Step follows the last evaluation of a run to store it.
     """
     check(TASK, TaskStatus.READY, TaskStatus.DONE, Actor.EVALUATOR, f"evaluation of version {version}")
     closed = {"version": version, "purpose": "eval", "status": TaskStatus.READY}

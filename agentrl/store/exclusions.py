@@ -1,13 +1,13 @@
 """Excludes scored records that an operator does not want to train.
 
 Invariants:
-- A record that stands in a leased, committed or rolled back step is never excluded: a rollback can make a step count
-  again, so only records that never trained leave their group.
-- The task changes first, by one conditional update that names what it excluded before; its records follow. Whoever
-  closes the group at the same time closes it without them, or not at all.
+- A record that is in a leased, committed or rolled back step is never excluded: a rollback can make a step count again,
+  so only records that never trained leave their group.
+- The task changes first, by one conditional update that names what it excluded before; then its records change. A
+  process that closes the group at the same time closes it without these records, or not at all.
 - A group that was closed gets the baseline and the shares of the records that are left. If too few are left, the task
   goes to its next round.
-- The same operation does it once; if it is repeated, it finishes what was begun.
+- An operation excludes once; if it is repeated, it finishes what it began.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refusal(one: Chosen) -> Refused | None:
 
 
 def is_unfinished(one: Chosen, by: str) -> bool:
-    """Whether the operation excluded it, and may have ended before it wrote everything that follows."""
+    """Whether the operation excluded the record, and may have been interrupted before it wrote the consequences."""
     return one.record.excluded_by == by and one.task is not None and one.task.round == one.record.round
 
 

@@ -1,12 +1,12 @@
 """Forks: records that go on from a place in another record, the base.
 
 Invariants:
-- A repair is decided by one conditional update of its Task, which excludes the base with it; what follows from that can
-  be done again at any time (`finish_repairs`), and until it is done the group does not close.
+- A repair is decided by one conditional update of its Task, which also excludes the base. Its consequences can be
+  written again at any time (`finish_repairs`), and the group does not close before they are written.
 - A seat is never held by a repair and another attempt. An attempt that ended before the base was excluded keeps the
   seat, and the repair is withdrawn.
-- A branch is one Task, whose id follows from the operation and the place: it is inserted once.
-- The sampler that claims a fork copies its trunk under the ids of the fork; copying again changes nothing. Of a branch,
+- A branch is one Task, whose id is made from the operation and the place, so it is inserted once.
+- The sampler that claims a fork copies its trunk under the ids of the fork; copying again changes nothing. In a branch,
   the copied tokens are marked as context.
 """
 
@@ -38,12 +38,12 @@ from agentrl.store.update_expressions import literally
 
 _ENDED = (ToolCallStatus.OK, ToolCallStatus.TOOL_ERROR, ToolCallStatus.TIMEOUT, ToolCallStatus.CANCELLED)
 _ANSWERED = (*_ENDED, ToolCallStatus.REFUSED)
-"""Tool calls that have a result which the model could read."""
+"""Statuses of tool calls whose result the model could read."""
 
 
 async def done_before(database: Database, task: Task, fork: Fork) -> str:
-    """The record or the task that this operation has forked from this place; empty if it has not. A repair that was
-    decided is finished first."""
+    """The record or the task that this operation has already forked from this place; empty if there is none. Finishes a
+    repair that was decided."""
     if any((one.base, one.operation) == (fork.base, fork.operation) for one in task.repairs):
         await _finish_repairs_of(database, task.id)
     repaired = await _repaired(database, task.id, fork)
@@ -76,7 +76,7 @@ async def repair(database: Database, task: Task, base: Record, fork: Fork) -> st
 
 
 async def finish_repairs(database: Database) -> int:
-    """Do what follows from repairs that were decided; by the steward."""
+    """Write the consequences of repairs that were decided. The steward calls it."""
     found = await database.find("Task", {"repairing": True}, projection=["_id"])
     for task in found:
         await _finish_repairs_of(database, task["_id"])
@@ -104,8 +104,8 @@ async def _finish_repairs_of(database: Database, id: str) -> None:
 
 
 async def _exclude_base(database: Database, base: Record, fork: Fork) -> bool:
-    """It counts as if it had not been sampled, so its seat may fail as often as any other. False if another attempt
-    has the seat, because it ended since the repair was planned."""
+    """The base then counts as if it had not been sampled, so its seat may fail as often as any other. Returns False if
+    another attempt has the seat, because it ended since the repair was planned."""
     if base.status != RecordStatus.EXCLUDED and await _is_taken(database, base):
         return False
     sources = RECORD.sources(RecordStatus.EXCLUDED, Actor.OPERATOR)
@@ -117,7 +117,7 @@ async def _exclude_base(database: Database, base: Record, fork: Fork) -> bool:
 
 
 async def _is_taken(database: Database, base: Record) -> bool:
-    """Whether a later attempt has ended. One that has not is superseded, so that it cannot end from here on."""
+    """Whether a later attempt has ended. An attempt that has not ended is superseded, so that it can no longer end."""
     later = {"task": base.task, "round": base.round, "seat": base.seat, "attempt": {"$gt": base.attempt}}
     superseded = {"status": RecordStatus.SUPERSEDED, "reason": f"its seat is taken by a fork of {base.id}"}
     not_begun = later | {"status": {"$in": sorted(NOT_ENDED)}}
@@ -127,7 +127,7 @@ async def _is_taken(database: Database, base: Record) -> bool:
 
 
 async def _withdraw(database: Database, id: str, fork: Fork) -> None:
-    """The base stays what it was."""
+    """Withdraw the repair; the base stays as it was."""
     decided = {"_id": id, "repairs": to_bson(fork)}
     undone = {"$pull": {"repairs": to_bson(fork), "excluded": fork.base}, "$inc": {"changes": 1}}
     await database.update_one("Task", decided, undone)
@@ -173,7 +173,7 @@ async def branch(database: Database, base: Task, fork: Fork, *, purpose: str, qu
         row=base.row,
         place=-1,
         purpose=purpose,
-        # A trunk that cannot be repeated now is not repeatable in another round.
+        # One round only: a trunk that cannot be rebuilt now cannot be rebuilt in another round.
         rounds_max=1,
         query=base.query if query is None else query,
         earlier=base.earlier,
@@ -191,12 +191,12 @@ async def branch(database: Database, base: Task, fork: Fork, *, purpose: str, qu
 
 
 async def _note_fork(database: Database, fork: Fork, id: str) -> None:
-    """The way back from the base."""
+    """Note the fork in its base."""
     await database.update_one("Record", {"_id": fork.base}, {"$addToSet": {"forks": id}})
 
 
 async def end_probes(database: Database) -> int:
-    """Forks that do not train are over when their records are scored."""
+    """End forks that do not train once their records are scored."""
     check(TASK, TaskStatus.READY, TaskStatus.DONE, Actor.STEWARD)
     closed = {"status": TaskStatus.READY, "purpose": "probe", "fork.base": {"$exists": True}}
     return await database.update_many("Task", closed, {"$set": {"status": TaskStatus.DONE}})
@@ -206,7 +206,7 @@ async def end_probes(database: Database) -> int:
 
 
 async def copy_trunk(database: Database, record: Record, owner: str) -> None:
-    """Store the trunk of a fork under its own ids, as far as it is not there."""
+    """Store the missing parts of a fork's trunk under the ids of the fork."""
     fork = record.fork
     assert fork is not None, f"{record.id} is no fork"
     documents = await trunk(database, fork)
@@ -224,7 +224,7 @@ async def trunk(database: Database, fork: Fork) -> list[Plain]:
 
 
 def whole_turns(documents: Sequence[Plain]) -> set[int]:
-    """The turns of which the answer of the model is complete."""
+    """The turns in which the answer of the model is complete."""
     return {int(document["turn"]) for document in documents if document["status"] == "done"}
 
 
@@ -239,7 +239,7 @@ def _copied(document: Plain, record: Record, fork: Fork, owner: str) -> Plain:
         "base": _renamed(document["base"], record, fork) if document.get("base") else "",
         "context": bool(document.get("context")) or fork.kind == ForkKind.BRANCH,
         "tool_calls": [_copied_call(call, record, fork) for call in kept],
-        # Lists of tool calls have each call once.
+        # Cleared, because lists of tool calls must show each call once.
         "called_at": None,
         "failed_at": None,
         "over_at": None if last else document.get("over_at"),
@@ -247,7 +247,7 @@ def _copied(document: Plain, record: Record, fork: Fork, owner: str) -> Plain:
 
 
 def _is_kept(call: Plain, fork: Fork) -> bool:
-    """Calls of the last turn that gave the model nothing are made again."""
+    """Whether a call is kept. Calls of the last turn that gave the model no result are made again."""
     if call["id"] == fork.call and fork.result is not None:
         return True
     return call["status"] in _ANSWERED and call.get("error_class") != OutcomeClass.INFRASTRUCTURE
@@ -268,7 +268,7 @@ def _copied_call(call: Plain, record: Record, fork: Fork) -> Plain:
 
 
 async def _copy_chunks(database: Database, document: Plain, record: Record, fork: Fork) -> None:
-    """Of texts and results that are too long for the document."""
+    """Copy the chunks of texts and results that are too long for their document."""
     for chunk in await database.find("Chunk", {"_id": within(document["_id"])}):
         await _copy_chunk(database, chunk, record, fork)
     for call in document.get("tool_calls", ()):

@@ -1,8 +1,8 @@
-"""Closing a group in the store; what follows from its scores is decided in `agentrl.policies.group_closing`.
+"""Closes groups in the store; `agentrl.policies.group_closing` decides what follows from the scores.
 
 Invariants: a group closes by one conditional update that stores baseline and shares together, so a second closing
-changes nothing; DBRecordData follows from the shares and can be written again at any time (`settle`); a sampler only
-closes what is settled and has enough valid members, everything else is the steward's.
+changes nothing; DBRecordData is derived from the shares and can be written again at any time (`settle`); a sampler
+closes only groups whose seats are settled and that have enough valid members; the steward closes all others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from agentrl.store.documents import TRAINS, Record, Share, Task, load
 from agentrl.store.update_expressions import NOW, setting
 
 Answer = Literal["ready", "requeued", "dead", "open", "gone"]
-"""What became of it. `open`: something is still to come. `gone`: it was not admitted, or somebody else was first."""
+"""The result of closing. `open`: some seats are not settled. `gone`: the task is not admitted, or another process was
+first."""
 
 READ = ["task", "round", "seat", "attempt", "status", "free", "outcome_class", "score", "turns", "malformed"]
 READ += ["requeued_by", "rescore", "generated_tokens", "turn_rewards"]
@@ -51,8 +52,8 @@ class Group:
 
     @property
     def may_close(self) -> bool:
-        """A seat that no sampler has begun is waited for also past the deadline: it is not late but in the queue. So
-        is a record that is being scored again."""
+        """The group waits for a seat that no sampler has begun even after the deadline, because it is queued and not
+        late. It also waits for a record that is being scored again."""
         waiting = any(record.status == RecordStatus.OPEN or _is_scored_again(record) for record in self.latest)
         return group_closing.may_close(self.settled, past_deadline=self.past_deadline and not waiting)
 
@@ -73,10 +74,10 @@ async def close(database: Database, task_id: str, rule: GroupRule, actor: Actor)
 
 
 async def close_among(database: Database, task_ids: Sequence[str], rule: GroupRule, actor: Actor) -> dict[str, Answer]:
-    """The same for several."""
+    """The same for several groups."""
     answers: dict[str, Answer] = {task: "gone" for task in task_ids}
     if actor is not Actor.STEWARD:
-        # The usual answer, and one look at an index gives it.
+        # The usual answer, which one index lookup gives.
         flying = {"task": {"$in": list(task_ids)}, "status": {"$in": list(IN_FLIGHT)}}
         for record in await database.find("Record", flying, projection={"_id": 0, "task": 1}):
             answers[record["task"]] = "open"
@@ -154,15 +155,15 @@ def closed_fields(
 
 
 async def note_change(database: Database, task: Task) -> bool:
-    """After an operator changed records of an admitted Task: whoever read them before does not close the group. False
-    if the group was closed meanwhile."""
+    """Call this after an operator changed records of an admitted Task: a process that read them before then cannot
+    close the group. Returns False if the group was closed meanwhile."""
     admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
     return await database.update_one("Task", admitted, {"$inc": {"changes": 1}})
 
 
 async def settle(database: Database, closed: Sequence[Task]) -> None:
-    """Write what follows from the shares if the process that closed the group ended before it wrote it: advantages, new
-    scores, and which records came too late."""
+    """Write the consequences of the shares (advantages, new scores, and which records are late), in case the process
+    that closed the group ended before it did so."""
     shares = {share.record: share for task in closed for share in task.shares}
     found = await database.find("DBRecordData", {"_id": {"$in": list(shares)}}, projection=["advantage", "capped"])
     stored = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in found}
@@ -208,7 +209,7 @@ async def _mark_late(database: Database, closed: Sequence[Task]) -> None:
 
 
 async def read(database: Database, task_ids: Sequence[str]) -> list[Group]:
-    """The admitted ones among these Tasks, with the attempts of their present round."""
+    """The groups of these Tasks that are admitted, with the attempts of their present round."""
     return await _read(database, {"_id": {"$in": list(task_ids)}, "status": TaskStatus.ADMITTED})
 
 
@@ -218,7 +219,7 @@ async def admitted(database: Database) -> list[Group]:
 
 
 async def _read(database: Database, filter: dict[str, object]) -> list[Group]:
-    # An empty deadline sorts before every time: such a group has none.
+    # A group without a deadline sorts before every time.
     past = {"$and": [{"$gt": ["$deadline_at", None]}, {"$lt": ["$deadline_at", NOW]}]}
     left_out = {"query": 0, "answer": 0, "extra": 0, "shares": 0}
     documents = await database.aggregate(

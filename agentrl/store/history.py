@@ -1,7 +1,7 @@
 """The valid history of a run: the lineages behind the newest one, and how far each of them counts. Pure.
 
-A lineage begins from a checkpoint of another one, so lineages are a tree. What is not on the way from the newest
-lineage back to the beginning was rolled back; its checkpoints stay, and a rollback can return to them.
+A lineage begins from a checkpoint of another one, so lineages are a tree. Steps that are not on the path from the
+newest lineage back to the root were rolled back; their checkpoints stay, and a rollback can return to them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentrl.store.weight_documents import Checkpoint, Lineage
 
 
 def last_steps(lineages: Sequence[Lineage]) -> dict[str, float]:
-    """For each lineage on the way back from the newest one: the last step of it that counts."""
+    """For each lineage on the path from the newest one to the root: its last step that counts."""
     ordered = oldest_first(lineages)
     place = {lineage.id: number for number, lineage in enumerate(ordered)}
     found: dict[str, float] = {}
@@ -21,7 +21,7 @@ def last_steps(lineages: Sequence[Lineage]) -> dict[str, float]:
     limit = math.inf
     while at is not None and at.id not in found:
         found[at.id] = limit
-        # A checkpoint may be deleted by now; its name has the step and the lineage.
+        # The checkpoint may be deleted already, but its name has the step and the lineage.
         step, lineage = _parts(at.parent_checkpoint)
         if not at.parent_checkpoint and at.first_step > 1 and place[at.id] > 0:
             step, lineage = at.first_step - 1, ordered[place[at.id] - 1].id
@@ -32,9 +32,9 @@ def last_steps(lineages: Sequence[Lineage]) -> dict[str, float]:
 def valid_checkpoints(lineages: Sequence[Lineage], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints that a trainer may start from, the newest first.
 
-    A checkpoint counts only if every lineage since then began from it or after it. One that was passed over (its files
-    were damaged, its trainer was replaced without noticing, or it was rolled back) does not count: the steps after that
-    point trained other weights.
+    A checkpoint counts only if every lineage since then began from it or from a later one. A checkpoint that was
+    skipped (its files were damaged, its trainer was replaced without noticing, or it was rolled back) does not count,
+    because the steps after that point trained other weights.
     """
     last = last_steps(lineages)
     kept = [one for one in checkpoints if one.step <= last.get(one.lineage, -1)]

@@ -1,7 +1,7 @@
 """Datasets of a hub, by name: `hub:openai/gsm8k:main`, that is `hub:NAME`, or `hub:NAME:CONFIGURATION`.
 
 Invariants: a dataset is read once, row by row, into a file of the cache; after that no network is needed, and every
-process of a run reads the same rows. The file is there whole or not at all.
+process of a run reads the same rows. The file is complete or does not exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HubError(ConfigError):
 
 
 def local_copy(word: str, splits: Mapping[str, str]) -> Path:
-    """A JSONL file with the rows of the splits that are known. Raises HubError."""
+    """A JSONL file with the rows of the known splits. Raises HubError."""
     name, _, configuration = word.removeprefix(PREFIX).partition(":")
     place = paths.cache() / "datasets" / f"{re.sub(r'[^A-Za-z0-9.]+', '-', word).strip('-')}.jsonl"
     if place.is_file():
@@ -58,7 +58,7 @@ def _rows(word: str, name: str, configuration: str, splits: Mapping[str, str]) -
             if split in splits:
                 yield from ({"split": splits[split], **row} for row in rows)
     except Exception as failed:
-        # The package raises errors of many kinds: of its own, of the hub, of the network, of Arrow.
+        # The package raises many kinds of errors: its own, and those of the hub, the network and Arrow.
         reason = " ".join(str(failed).split())[:300].rstrip(".") or type(failed).__name__
         raise HubError(
             f"{word} cannot be read: {reason}.",

@@ -2,10 +2,10 @@
 
 Invariants:
 - an image is stored once, by the hash of its bytes, and never changed;
-- its number, by which tokens name it, belongs to no other image of the run, also after its bytes were removed;
-- bytes are removed only of what no task names, and no record with details has used: every use notes the time, and what
-  was not used since the oldest of those tasks was admitted is named by none of their records. A use and a removal are
-  one update each, so whoever has used an image finds it later.
+- its number, by which tokens name it, is never used for another image of the run, even after its bytes were removed;
+- the bytes of an image are removed only if no task names it, and no record with details has used it. Every use notes
+  the time, so an image that was not used since the oldest task with details was admitted is in none of their records. A
+  use and a removal are one update each, so a process that has noted a use will find the image.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agentrl.tokens import image_ids
 
 COLLECTION = "Image"
 USED_EVERY_S = 600.0
-"""How often a process notes that it uses an image that it has."""
+"""How often a process notes that it still uses an image."""
 SLACK_S = 3600.0
-"""Longer than that."""
+"""Must be longer than USED_EVERY_S."""
 MOST_BYTES = 12 << 20
 """A document of the database holds 16 MiB."""
 
 
 async def put(database: Database, data: bytes, *, of_task: bool = False) -> Image:
-    """The stored image with these bytes, which is used from now on; `of_task`: by a task, for ever."""
+    """Store an image with these bytes and note its use. `of_task`: a task names it, so it is kept for ever."""
     name = hashlib.sha256(data).hexdigest()
     number = image_ids.first_number(name)
     while True:
@@ -43,26 +43,26 @@ async def put(database: Database, data: bytes, *, of_task: bool = False) -> Imag
         stored = Image(id=name, number=number, data=data, length=len(data), of_task=of_task)
         stored.used_at = await database.now()
         if not await database.insert_new(COLLECTION, [to_bson(stored)]):
-            # Another image has the number, or another process stored this one.
+            # Another image took the number, or another process stored this image.
             number = (number + 1) % image_ids.NUMBERS
 
 
 async def use(database: Database, name: str, *, of_task: bool = False) -> Image | None:
-    """Note that a record, or a task, is about to name it. Returns it without its bytes; None if it is not stored.
-    Images that an earlier release stored have no time, and stay."""
+    """Note that a record or a task is about to name the image. Returns it without its bytes; None if it is not stored.
+    Images that an earlier release stored have no time of use, and are never removed."""
     used_at = {"$cond": [{"$eq": [{"$type": "$used_at"}, "date"]}, NOW, "$used_at"]}
     update = setting({"of_task": True} if of_task else {}, used_at=used_at)
     return load_if(Image, await database.find_one_and_update(COLLECTION, {"_id": name}, update, projection={"data": 0}))
 
 
 async def remove_unused(database: Database) -> int:
-    """Remove the bytes of images that no record with details can name. Answers of how many.
+    """Remove the bytes of images that no record with details can name. Returns the number of images.
 
-    The detour over the oldest task spares a list of the images of each record. One task that is never consumed keeps
-    the images of all records after it.
+    Comparing with the oldest task avoids a list of images for each record. But one task that is never consumed keeps
+    the images of all later records.
     """
     oldest: list[Plain] = [
-        # With the statuses the index on what is pruned is good for it.
+        # With the statuses in it, this query can use the index on pruned tasks.
         {"$match": {"status": {"$in": list(TaskStatus)}, "pruned": {"$ne": True}, "admitted_at": {"$type": "date"}}},
         {"$group": {"_id": None, "at": {"$min": {"$ifNull": ["$first_admitted_at", "$admitted_at"]}}}},
     ]
@@ -73,13 +73,13 @@ async def remove_unused(database: Database) -> int:
 
 
 async def get(database: Database, names: Iterable[str]) -> dict[str, Image]:
-    """By the hashes of their bytes; those that are not stored are missing, and those whose bytes were removed."""
+    """Images by the hashes of their bytes, without those that are not stored or whose bytes were removed."""
     found = await database.find(COLLECTION, {"_id": {"$in": sorted(set(names))}, "removed": {"$ne": True}})
     return {one.id: one for one in (load(Image, document) for document in found)}
 
 
 async def of_numbers(database: Database, numbers: Iterable[int]) -> dict[int, Image]:
-    """By the numbers that tokens have."""
+    """Images by the numbers that tokens have."""
     wanted = sorted(set(numbers))
     if not wanted:
         return {}
@@ -88,13 +88,13 @@ async def of_numbers(database: Database, numbers: Iterable[int]) -> dict[int, Im
 
 
 async def described(database: Database, names: Iterable[str] = (), numbers: Iterable[int] = ()) -> list[Image]:
-    """Without their bytes."""
+    """Images without their bytes."""
     named: list[dict[str, object]] = [{"_id": {"$in": sorted(set(names))}}, {"number": {"$in": sorted(set(numbers))}}]
     found = await database.find(COLLECTION, {"$or": named}, projection={"data": 0})
     return [load(Image, document) for document in found]
 
 
 async def note_size(database: Database, image: Image, *, width: int, height: int, format: str) -> None:
-    """What the first process that decoded it found; for people."""
+    """Store the format and size that the first decoding found; only people read them."""
     seen = {"width": width, "height": height, "format": format}
     await database.update_one(COLLECTION, {"_id": image.id, "width": 0}, {"$set": seen})

@@ -1,8 +1,8 @@
 """The indexes, next to the queries that they are for.
 
-Invariants: every query that a process repeats stands on one of these (a test asks the server); a unique key is what
-makes a repeated insert harmless and a doubly held seat impossible; making them again changes nothing; what earlier
-versions made and no query uses any more is dropped.
+Invariants: every query that a process repeats uses one of these indexes (a test asks the server); a unique key makes a
+repeated insert harmless and a doubly held seat impossible; making the indexes again changes nothing; indexes that
+earlier versions made and no query uses any more are dropped.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ ASKED = [ToolCallStatus.REQUESTED.value, ToolCallStatus.RUNNING.value]
 
 INDEXES: dict[str, list[IndexModel]] = {
     "Task": [
-        # Admission: what is queued of an environment, in its order. Counting: what is in a status for a purpose.
+        # Admission: the queued tasks of an environment in their order. Counting: tasks by status and purpose.
         _index("queue", "status purpose environment epoch place"),
-        # An admission takes a free place: a steward that counted before another one admitted does not get it.
+        # An admission takes a free place in the order; a steward that counted before another one admitted does not get
+        # it.
         _index("places", "admitted_order", unique=True, partialFilterExpression={"admitted_order": {"$gt": 0}}),
         _index("in_order", "status admitted_order _id"),
         _index("evaluations", "version purpose status"),
@@ -49,17 +50,17 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("repairing", "repairing", partialFilterExpression={"repairing": True}),
         _index("step", "lineage step"),
         _index("consumed", "status pruned admitted_order"),
-        # What may train once more, apart from all that may not.
+        # Tasks that may train once more, separate from all that may not.
         _index("again", "trained_count", partialFilterExpression={"status": TaskStatus.TRAINED.value}),
-        # Lists of people and the console, over and over; so are `finished` and `begun` of Records, `leased` of Steps
-        # and `saved` of Checkpoints.
+        # For the lists that people and the console read again and again, like `finished` and `begun` of Records,
+        # `leased` of Steps and `saved` of Checkpoints.
         _index("admitted", "admitted_at _id"),
     ],
     "Record": [
-        # Claims: the first open one in the order of admission. What most Records are not any more costs nothing.
+        # Claims: the first open record in the order of admission. Records that are not open are not in the index.
         _index("open", "order seat", partialFilterExpression={"status": RecordStatus.OPEN.value}),
         _index("counts", "status purpose environment"),
-        # What waits for its score, the oldest first.
+        # Records that wait for their score, the oldest first.
         _index("unscored", "order", partialFilterExpression={"status": {"$in": UNSCORED}, "owner": ""}),
         _index("in_hand", "owner status", partialFilterExpression={"status": {"$in": IN_HAND}}),
         _index("seats", "task round seat attempt", unique=True),
@@ -76,7 +77,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("begun", "started_at _id"),
         _index("ages", "started_at", partialFilterExpression={"status": RecordStatus.RUNNING.value}),
     ],
-    # What is inside of a Record or a Task is a range of ids, so only what is searched across all of them has an index.
+    # Everything in a Record or a Task is a range of ids, so only searches across all of them need an index.
     "DispatchedSamplingTask": [
         _index("sent", "record", partialFilterExpression={"status": CallStatus.SENT.value}),
         _index("tools_open", "record", partialFilterExpression={"tool_calls.status": {"$in": ASKED}}),
@@ -127,16 +128,17 @@ RETIRED: dict[str, list[IndexModel]] = {
     ],
     "Service": [_index("kind", "kind state seen_at")],
 }
-"""Those of former versions of ours, by name and keys. No other index is ever dropped: it is somebody else's."""
+"""Indexes of earlier versions of agentrl, by name and keys. No other index is ever dropped, because it may belong to
+another program."""
 
 
 BUILT_WITHIN_S = 3600.0
-"""A server drops a half built index when its client gives up, so a large run must not be given up on."""
+"""A server drops a half built index when its client gives up, so the client waits long enough for a large run."""
 
 
 async def ensure(database: Database) -> None:
-    """ConfigError if the documents are of another version: then no index is changed. What former versions stored may
-    take minutes, if there are millions of calls."""
+    """Make the indexes. Raises ConfigError if the documents are of another version; then no index is changed. Updating
+    documents of earlier versions may take minutes, if there are millions of calls."""
     with pymongo.timeout(BUILT_WITHIN_S):
         await _ensure(database)
 
@@ -144,7 +146,7 @@ async def ensure(database: Database) -> None:
 async def _ensure(database: Database) -> None:
     await schema.ensure(database)
     if "called" not in await database.index_names(CALLS):
-        # Former versions stored tool calls without it, and the lists show no call without it.
+        # Earlier versions stored tool calls without this field, and lists show no call without it.
         without = {"tool_calls.requested_at": {"$type": "date"}, "called_at": None}
         await database.update_many(CALLS, without, [{"$set": {"called_at": {"$max": "$tool_calls.requested_at"}}}])
     for collection, indexes in INDEXES.items():
@@ -160,8 +162,8 @@ async def _ensure(database: Database) -> None:
 
 
 async def _separate_equal_places(database: Database) -> None:
-    """Two stewards of a former version may have given the same place; all but one of them get others, at the end. Who
-    does so at the same moment does the same."""
+    """Two stewards of an earlier version may have given the same place twice; all but one task get other places at the
+    end. If several processes do this at once, they make the same changes."""
     given = {"$match": {"admitted_order": {"$gt": 0}}}
     tasks: Plain = {"_id": "$admitted_order", "tasks": {"$push": "$_id"}}
     places = await database.aggregate("Task", [given, {"$group": tasks}, {"$sort": {"_id": 1}}])

@@ -1,9 +1,9 @@
 """Writes a dataset that is known by name: `python -m agentrl.store.known_datasets gsm8k DIR`.
 
 Invariants:
-- What is written comes from the hub, or is made here in the same form if the hub cannot be reached; the answer says
-  which. A made set depends on nothing but its seed.
-- A file that is there is never changed.
+- The rows come from the hub, or are made here in the same form if the hub cannot be reached; the result says which. A
+  made dataset depends only on its seed.
+- An existing file is never changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Lineages: one life of the trainer's weights; the fencing token of everything a trainer writes.
+"""Lineages: a lineage is one lifetime of the trainer's weights, and the fencing token of everything that a trainer
+writes.
 
-Invariants: at most one lineage is open, the newest; opening one closes all older ones first, then releases and rolls
-back what they left, and only then may it lease; what a trainer of a closed lineage still tries is refused, also what it
-had looked at and found allowed before.
+Invariants: at most one lineage is open, the newest; opening one first closes all older ones, then releases and rolls
+back what they left, and only then may it lease; every write of a trainer of a closed lineage is refused, even if the
+trainer checked before that the write was allowed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ async def begin(
     first_version: int | None = None,
     rolled_back_to: str = "",
 ) -> Lineage:
-    """The first act of a trainer: take over. `after_step`: the last Step that its checkpoint covers, 0 for none.
-    LineageClosedError if a newer one took over before this one was stored."""
+    """The first act of a trainer: take over. `after_step`: the last Step that its checkpoint covers, 0 for none. Raises
+    LineageClosedError if a newer lineage took over before this one was stored."""
     known = await current(database)
     now = await database.now()
     if known is not None and known.opened_at is not None:
-        # What is open already is older, also where the server's clock was set back since.
+        # Every open lineage is older than this one, even if the server's clock was set back.
         now = max(now, known.opened_at + timedelta(milliseconds=1))
     lineage = Lineage(
         id=f"{owner}@{now:%Y%m%dT%H%M%S}",
@@ -41,7 +42,8 @@ async def begin(
         first_step=after_step + 1,
         opened_at=now,
         rolled_back_to=rolled_back_to,
-        # Until the trainer reports its own: what is sampled for a finished run would never train.
+        # The hold lasts until the trainer reports its plan, because records sampled for a finished run would never
+        # train.
         plan={name: known.plan[name] for name in ("hold", "trial") if name in known.plan} if known else {},
     )
     await database.insert_new("Lineage", [to_bson(lineage)])
@@ -75,8 +77,8 @@ async def current(database: Database) -> Lineage | None:
 
 
 async def report_plan(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
-    """What admission must know of the trainer: bound, groups, publish_every; hold, why nothing is to be admitted, and
-    trial, whether a few are tried meanwhile. False if the lineage was closed."""
+    """Store what admission must know of the trainer: bound, groups, publish_every; `hold`, why nothing may be admitted;
+    and `trial`, whether a few groups are tried meanwhile. Returns False if the lineage was closed."""
     return await database.update_one("Lineage", {"_id": lineage, "closed": False}, {"$set": {"plan": dict(plan)}})
 
 

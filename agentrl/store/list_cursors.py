@@ -1,7 +1,7 @@
-"""A place in a list, as text to go on from: the values of the last row that was seen, in the order of the list.
+"""The cursor of a list as text: the sort values of the last row that was shown.
 
-Invariants: a place means the same rows whatever becomes of its row meanwhile, also where that is removed; what was not
-written here, or for a list of another kind or order, is refused with a sentence.
+Invariants: a cursor means the same place even if its row changes or is removed; a text that is not a cursor, or is for
+a list of another kind or order, is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _FIRST_PAGE = "Begin at the first page."
 
 
 def written(kind: str, keys: Sequence[SortKey], row: Mapping[str, Any]) -> str:
-    """What a shell takes as one word, as short as the values let it be."""
+    """Writes a cursor as one word for a shell, as short as its values allow."""
     place = msgspec.msgpack.encode([_list(kind, keys), *map(_plain, values_of(keys, row))])
     return _BEGINS + base64.urlsafe_b64encode(place).decode().rstrip("=")
 
 
 def is_place(text: object) -> bool:
-    """False for the id of a row."""
+    """Whether a text is a cursor; False for the id of a row."""
     return isinstance(text, str) and text.startswith(_BEGINS)
 
 
 def read(text: str, kind: str, keys: Sequence[SortKey]) -> list[Any]:
-    """The values behind which to go on. Raises UsageError."""
+    """The values after which the list continues. Raises UsageError."""
     coded = text.removeprefix(_BEGINS)
     try:
         place = base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4))
@@ -50,12 +50,12 @@ def read(text: str, kind: str, keys: Sequence[SortKey]) -> list[Any]:
 
 
 def _list(kind: str, keys: Sequence[SortKey]) -> int:
-    """Tells lists and orders apart."""
+    """A text that identifies the list and its order."""
     return zlib.crc32(f"{kind} by {_order(keys)}".encode())
 
 
 def _plain(value: Any) -> Any:
-    """Times are stored in UTC; a large number comes back from the server as its own kind of whole number."""
+    """A value in plain types: times are stored in UTC, and the server returns large integers as a type of its own."""
     if isinstance(value, datetime) and value.tzinfo is None:
         return value.replace(tzinfo=UTC)
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,8 +1,8 @@
 """Lists for people and exports: filtered, sorted, paged. The language is that of `agentrl.filters`.
 
-Invariants: a page never repeats or skips a row, whatever is inserted or removed meanwhile, because it goes on behind a
-place in the order and not after a count (only a row that itself moves to another place, as an open Record does that
-begins, may be passed over); token data is never part of a row, only its size.
+Invariants: a page never repeats or skips a row, whatever is inserted or removed meanwhile, because it continues after a
+place in the order and not after a count (only a row that itself moves, such as an open Record that begins, may be
+skipped); token data is never part of a row, only its size.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ FIELDS: Mapping[str, Fields] = {
 NEWEST_FIRST: Mapping[str, str] = {
     # Tasks that were not admitted yet come last.
     "Task": "-admitted_at",
-    # Those that no sampler works on yet come last.
+    # Records that no sampler works on yet come last.
     "Record": "-started_at",
     "ToolCall": "-called_at",
     "Step": "-leased_at",
     "Checkpoint": "-at",
-    # Versions are numbers that rise.
+    # Version numbers increase with time.
     "Publication": "-id",
     "Replay": "-created_at",
 }
-"""The default order of each list: what is new comes first. Each uses an index."""
+"""The default order of each list: newest first. Each order uses an index."""
 MOST_ROWS = 1000
 MOST_TASKS = 100_000
-"""That a condition on their rows may find: their ids are sent to the database."""
+"""The most tasks that a condition on dataset rows may find, because their ids are sent to the database."""
 _TASK = known_fields.Field("task", "text")
 TOOL_CALLS = "ToolCall"
 """The list of tool calls, which have no collection."""
@@ -78,7 +78,7 @@ LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0
 class Page:
     rows: list[Plain]
     after: str | None
-    """Give it to go on; None at the end."""
+    """Pass it to get the next page; None at the end."""
 
 
 async def page(
@@ -92,9 +92,9 @@ async def page(
     also: Query | None = None,
     among: Sequence[str] | None = None,
 ) -> Page:
-    """One page, the newest first unless `sort` names another order. FilterError says where a query is wrong; `after` is
-    what the page before gave, or the id of a row, behind where that stands by now. `also` is a further condition, in
-    the language of MongoDB; `among`: only tool calls with these ids."""
+    """One page, the newest first unless `sort` names another order. FilterError says where a query is wrong. `after` is
+    the cursor of the page before, or the id of a row; the page then begins after the present place of that row. `also`
+    is a further condition in the language of MongoDB; `among`: only tool calls with these ids."""
     fields = _fields(kind)
     keys = parse_sort(sort or NEWEST_FIRST.get(kind, ""), fields)
     limit = max(1, min(limit, MOST_ROWS))
@@ -125,7 +125,8 @@ async def _parsed(database: Database, kind: str, filter: str, now: datetime) -> 
 
 
 async def _with_tasks(database: Database, expression: Expression, now: datetime) -> Expression:
-    """Replace conditions on columns of the dataset row, which only the task has, by the tasks that fulfil them."""
+    """Replace conditions on columns of the dataset row, which only tasks have, by the ids of the tasks that fulfil
+    them."""
     match expression:
         case And(parts):
             return And(tuple([await _with_tasks(database, part, now) for part in parts]))
@@ -169,7 +170,7 @@ def shown(document: Mapping[str, Any]) -> Plain:
 
 def _plain(value: Any) -> Any:
     """Times in milliseconds, numbers without the driver's own types, at any depth."""
-    # By the exact type first: an export has hundreds of values for each record.
+    # Checks the exact type first, for speed: an export has hundreds of values for each record.
     kind = type(value)
     if kind in _AS_THEY_ARE:
         return value

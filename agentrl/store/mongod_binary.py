@@ -1,6 +1,6 @@
 """Where the mongod program is.
 
-Invariant: a mongod that the host has wins over the one in the wheel, and what is returned exists and may be executed.
+Invariant: a mongod of the host is preferred to the one in the wheel, and the returned file exists and is executable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files of the embedded server: data, key, password, port, URL.
 
-Invariants: secrets are 0600 and complete or not there; port and password are chosen once and kept; no second
-server starts while the lock of the data is held.
+Invariants: a file with a secret has mode 0600, and is complete or does not exist; port and password are chosen once and
+kept; no second server starts while the lock of the data is held.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class MongoFiles:
         return f"mongodb://{USER}:{self.password}@127.0.0.1:{self.port}/?authSource=admin&replicaSet={REPLICA_SET}"
 
     def publish_url(self) -> None:
-        """To be called once the server answers under it."""
+        """Call it once the server answers at this URL."""
         write_secret(self.url_file, self.url)
 
 
 def prepare(root: Path) -> MongoFiles:
-    """Make what is missing; what is there is kept."""
+    """Make what is missing; keep what exists."""
     try:
         for directory in (root, root / "data"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,9 +82,9 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def lock_holder(data: Path) -> int | None:
-    """The pid of the server that holds the data, 0 if it wrote none; None without a server.
+    """The pid of the server that holds the data; 0 if the server wrote no pid, None if there is no server.
 
-    The kernel gives the lock back with the death of its holder: a file that a killed server left behind is no lock.
+    The kernel releases the lock when its holder dies, so a file that a killed server left behind is not a lock.
     """
     try:
         with (data / "mongod.lock").open("r+") as file:

@@ -1,9 +1,9 @@
 """The embedded MongoDB server: one mongod as a replica set of one.
 
 Invariants: it listens on loopback only and serves no client without the password; it counts as up when it is a writable
-primary and the login works; every step towards that may be repeated after a crash between any two of them. It is always
-a replica set, because a standalone server refuses transactions and change streams. A server whose disk is full dies,
-with all that it acknowledged on disk, so it is not started before there is room.
+primary and the login works; every step of its start may be repeated after a crash. It is always a replica set, because
+a standalone server refuses transactions and change streams. A server whose disk is full dies, but everything that it
+acknowledged is on disk; it is not started again before there is room.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MOST_OF_AN_ERROR = 80
 LOG_MAX_BYTES = 32 << 20
 TAIL_LINES = 8
 MOST_OF_A_LINE = 300
-"""Backtraces are tens of thousands of characters in one line."""
+"""Backtraces have tens of thousands of characters in one line."""
 LEAST_FREE_BYTES = 48 << 20
-"""What a server writes before it serves anybody: its journal, its log, a checkpoint."""
+"""What a server writes before it serves clients: its journal, its log, a checkpoint."""
 
 _ALREADY_INITIALIZED = 23
 _UNAUTHORIZED = 13
 _AUTHENTICATION_FAILED = 18
 _NOT_WRITABLE = {10107, 13435, 13436, 11602, 189, 91, 94}
-"""Not yet, or no longer, a primary."""
+"""Error codes of a server that is not yet, or no longer, a primary."""
 
 KeepTrying = Callable[[float], bool]
 """Sleeps so many seconds and answers whether to go on; False ends the waiting without an error."""
@@ -63,8 +63,8 @@ def command(binary: Path, files: MongoFiles) -> list[str]:
         *("--wiredTigerEngineConfigString", "log=(prealloc=false,file_max=8MB)"),
         *("--setParameter", "ttlMonitorSleepSecs=2"),
         *("--setParameter", "diagnosticDataCollectionEnabled=false"),
-        # Nobody reads the past. With the five minutes of it that a server keeps by itself, every look for what is open
-        # or under way passes over all that was so within them.
+        # No snapshot of the past is ever read. With the server's default of five minutes of history, every query for
+        # open or running documents would have to skip all entries of that time.
         *("--setParameter", "minSnapshotHistoryWindowInSeconds=0"),
         *("--enableFreeMonitoring", "off"),
         *("--keyFile", str(files.key_file)),
@@ -75,7 +75,7 @@ def command(binary: Path, files: MongoFiles) -> list[str]:
 
 
 def wait_until_data_is_free(files: MongoFiles, *, within_s: float, keep_trying: KeepTrying) -> bool:
-    """Wait until no other server holds the data or the port: the one of a former incarnation may still be ending."""
+    """Wait until no other server holds the data or the port: the server of a former incarnation may still be ending."""
     deadline = time.monotonic() + within_s
     while True:
         holder = lock_holder(files.data)
@@ -119,7 +119,7 @@ class Mongod:
 
     def start(self) -> None:
         self.rotate_log()
-        # The environment is inherited: the mark of the run in it is how the process is found and swept.
+        # The environment is inherited, because a scan finds the process by the mark of the run in it.
         with (self._files.root / "mongod.out").open("wb") as output:
             self._process = subprocess.Popen(
                 command(self._binary, self._files),
@@ -130,7 +130,8 @@ class Mongod:
             )
 
     def check(self) -> None:
-        """Raise ServerDiedError, with the last words of the log, if it ended; DiskError if its disk is full."""
+        """Raises ServerDiedError, with the last lines of the log, if the server ended; DiskError if its disk is
+        full."""
         code = self._process.poll() if self._process else None
         if code is not None:
             if lack := missing_space(self._files):
@@ -143,7 +144,7 @@ class Mongod:
             )
 
     def unanswered(self) -> str:
-        """Empty if it answers; else why not. A server that a signal stopped is continued, as units are."""
+        """Empty if the server answers, otherwise why not. A server that a signal stopped is continued, like a unit."""
         try:
             with _client(self._files) as anyone:
                 anyone.admin.command("ping")
@@ -161,7 +162,8 @@ class Mongod:
         return False
 
     def bring_up(self, *, keep_trying: KeepTrying) -> bool:
-        """Initiate the set, make the user, and wait for a writable primary. Returns False if `keep_trying` did."""
+        """Initiate the set, make the user, and wait for a writable primary. Returns False if `keep_trying` returned
+        False."""
         while True:
             self.check()
             with contextlib.suppress(ConnectionFailure):
@@ -172,7 +174,8 @@ class Mongod:
                 return False
 
     def stop(self, *, within_s: float) -> bool:
-        """A clean shutdown; False if it had to be killed. Data is safe either way, the next start takes longer."""
+        """Shut down cleanly. Returns False if the server had to be killed: data is safe, but the next start takes
+        longer."""
         if self._process is None or self._process.poll() is not None:
             return True
         self._process.send_signal(signal.SIGTERM)
@@ -185,7 +188,7 @@ class Mongod:
         return True
 
     def rotate_log(self) -> None:
-        """Keep one older log when the present one is full."""
+        """Start a new log when the present one is full, and keep one older log."""
         log = self._files.log
         if log.exists() and log.stat().st_size > LOG_MAX_BYTES:
             log.replace(log.with_suffix(".log.1"))
@@ -214,11 +217,11 @@ def _sentence(line: str) -> str:
 
 
 def _advance(files: MongoFiles, may_create: bool) -> bool:
-    """One step from wherever the server stands; True once it is a writable primary and the login works."""
+    """Make the next step of the start. Returns True once the server is a writable primary and the login works."""
     with _client(files, USER, files.password) as known:
         try:
             known.admin.command("ping")
-            # The ping needs no rights; this one does.
+            # A ping needs no rights, but this command does.
             config = known.admin.command("replSetGetConfig")["config"]
             return _is_writable(known) or _follow_the_port(known, config, files)
         except OperationFailure as refused:
@@ -250,7 +253,7 @@ def _introduce(stranger: MongoClient[dict[str, Any]], files: MongoFiles, may_cre
 
 
 def _follow_the_port(known: MongoClient[dict[str, Any]], config: dict[str, Any], files: MongoFiles) -> bool:
-    """After a new port was chosen the set must learn its own new address."""
+    """Tell the replica set its new address, after a new port was chosen."""
     host = f"127.0.0.1:{files.port}"
     if config["members"][0]["host"] != host:
         config["members"][0]["host"] = host

@@ -1,7 +1,7 @@
-"""Calls of other models in the database: what they cost, answers that are found again, and services that rest.
+"""Calls of other models in the database: their cost, their stored answers, and services that are not asked for a while.
 
-Invariants: what cannot be written or read now costs a second call and no episode; rows beyond the limit and older than
-`KEPT_S` go.
+Invariants: if the database does not answer, at most a question is asked twice, and no episode fails; rows beyond the
+limit and older than `KEPT_S` are removed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger("other_models")
 CALLS = "OtherModelCall"
 MINUTES = "OtherModelMinute"
 RESTING = "OtherModelRest"
-"""Services that failed last, of each sampler."""
+"""Services whose last try failed, by sampler."""
 KEPT_S = 30 * 86_400
 MINUTE_KEPT_S = 600
 REST_KEPT_S = 3_600
 LOOK_EVERY = 1_000
-"""Rows of this process between two looks at the limit."""
+"""The limit is checked after this many rows of this process."""
 INDEXES: dict[str, list[IndexModel]] = {
     CALLS: [
         IndexModel([("request", 1)], name="request", partialFilterExpression={"outcome": "ok"}),
@@ -44,7 +44,7 @@ class StoredLedger:
     """Implements `Ledger`."""
 
     def __init__(self, database: Database, sampler: str = "") -> None:
-        """`sampler`: the unit, under which it notes services that rest."""
+        """`sampler`: the name of the unit, with which it notes services that are not asked for a while."""
         self._database = database
         self._sampler = sampler
         self._since_look = 0

@@ -1,10 +1,11 @@
-"""Owners: one lease per incarnation, on everything that it claimed.
+"""Owners: each incarnation has one lease on everything that it claimed.
 
-Invariants: an Owner that was expired never comes back, so its writes stay fenced; whether one is past is decided by the
-server's clock alone; of one unit only the newest incarnation holds one, whichever of them opens first; a holder that
-cannot renew knows by its own clock, before anybody else does, that it must stop. Numbers of incarnations are a run's
-own: where an earlier run on this database had one of the same name, that stays what it is. A holder that was stopped
-for a while cannot know what became of it, and asks (`certain`) before it claims or writes.
+Invariants: an expired Owner never becomes valid again, so its writes stay fenced; only the server's clock decides
+whether a lease is past; only the newest incarnation of a unit holds a lease, whichever incarnation opens first; a
+holder that cannot renew stops by its own clock, before the server's clock ends the lease. Runs number their
+incarnations independently: an Owner of the same name from an earlier run on this database stays unchanged. A holder
+that was stopped for a while cannot know whether its lease is still valid, and asks (`certain`) before it claims or
+writes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger("owner")
 LEASE_S = 60.0
 RENEW_EVERY_S = 10.0
 CERTAIN_S = 0.5
-"""An answer that is younger is used again."""
+"""A younger answer is used again."""
 MARGIN_S = 5.0
 """A holder counts its lease as past this much earlier than the server does."""
 
@@ -34,7 +35,7 @@ class OwnerLostError(ConflictError):
 
 
 class Lease:
-    """An incarnation's hold on its own Owner document."""
+    """The lease of an incarnation: its own Owner document."""
 
     def __init__(
         self,
@@ -56,16 +57,16 @@ class Lease:
         self._clock = clock
         self._renewed_at = float("-inf")
         self._received_at = float("-inf")
-        """When it was last known not to be declared dead."""
+        """When it was last certain that it was not declared dead."""
 
     @property
     def valid(self) -> bool:
-        """Whether writes in its name make sense; False long enough before others may take over."""
+        """Whether this incarnation may still write. It becomes False well before others may take over."""
         return self._clock() < self._renewed_at + LEASE_S - MARGIN_S
 
     async def open(self) -> None:
-        """The first act of an incarnation. OwnerLostError if it was declared dead already, or a newer one lives;
-        ConfigError if the documents are of another version."""
+        """The first act of an incarnation. Raises OwnerLostError if it was already declared dead, or a newer one is
+        alive; ConfigError if the documents are of another version."""
         await schema.ensure(self._database)
         self.incarnation = await _id_of(self._database, self.incarnation, self.run)
         asked_at = self._clock()
@@ -84,7 +85,8 @@ class Lease:
             await expire(self._database, self.incarnation, f"{found['_id']} lives already", run=self.run)
             raise self._lost()
         self._renewed_at = asked_at
-        # A slot has one life at a time: that this one began means that the ones before it are over, or must be.
+        # A slot has one incarnation at a time, so earlier ones are over, or must be expired, now that this one has
+        # begun.
         former = living | {"$nor": [{"run": self.run, "number": {"$gt": self._number}}]}
         update = {"$set": {"expired": True, "why": f"{self.incarnation} took its place"}}
         await self._database.update_many("Owner", former, update)
@@ -97,8 +99,8 @@ class Lease:
         self._renewed_at = self._received_at = asked_at
 
     async def certain(self) -> None:
-        """OwnerLostError if this incarnation was declared dead, which a process that was stopped for a while does not
-        know by its clock. It reads the store twice a second at most."""
+        """Raises OwnerLostError if this incarnation was declared dead, which a process that was stopped for a while
+        cannot know from its clock. It reads the store at most twice a second."""
         asked_at = self._clock()
         if asked_at < self._received_at + CERTAIN_S:
             return
@@ -108,7 +110,7 @@ class Lease:
         self._received_at = asked_at
 
     async def keep(self) -> None:
-        """Renew until cancelled. OwnerLostError ends it: then nothing may be written any more."""
+        """Renew until cancelled. Raises OwnerLostError when the lease is lost: then nothing may be written any more."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             try:
@@ -127,8 +129,8 @@ class Lease:
 
 
 async def expire(database: Database, incarnation: str, why: str, *, run: str = "") -> bool:
-    """Declare an incarnation dead now, because its death was confirmed. False if it was already. One that has not
-    opened its Owner yet never will."""
+    """Declare an incarnation dead now, because its death was confirmed. Returns False if it was already declared dead.
+    If it has not opened its Owner yet, it never can."""
     name = await _id_of(database, incarnation, run)
     dead = {"unit": incarnation.rpartition(".")[0], "run": run, "number": _number(incarnation)}
     dead |= {"expired": True, "why": why}
@@ -143,13 +145,14 @@ def _number(incarnation: str) -> int:
 
 
 async def _id_of(database: Database, incarnation: str, run: str) -> str:
-    """Its own name, unless an earlier run had that. An Owner that tells no run is taken for this one's."""
+    """The id of its Owner: the name of the incarnation, unless an earlier run used that id. An Owner without a run
+    counts as one of this run."""
     found = await database.find_one("Owner", {"_id": incarnation}, projection=["run"])
     return incarnation if found is None or found.get("run", "") in ("", run) else f"{incarnation}~{run[:8]}"
 
 
 async def reap(database: Database) -> list[str]:
-    """Declare those dead whose lease is past, and say who."""
+    """Declare all owners dead whose lease is past, and return them."""
     past = {"expired": False, **is_past("expires_at")}
     lapsed = [owner["_id"] for owner in await database.find("Owner", past, projection=["_id"])]
     dead = []
@@ -161,7 +164,7 @@ async def reap(database: Database) -> list[str]:
 
 
 async def extend_all(database: Database) -> int:
-    """A full lease for every living owner: during a gap of the store none could renew."""
+    """Give every living owner a full lease, because none could renew while the store was away."""
     longer = {"$max": ["$expires_at", from_now(LEASE_S)]}
     return await database.update_many("Owner", {"expired": False}, setting(expires_at=longer))
 
@@ -186,7 +189,7 @@ async def count_alive(database: Database, role: str) -> int:
 
 
 async def dead_among(database: Database, incarnations: Iterable[str]) -> set[str]:
-    """Which of these are dead. One that never opened an Owner is dead."""
+    """Which of these incarnations are dead. An incarnation that never opened an Owner counts as dead."""
     names = set(incarnations) - {""}
     if not names:
         return set()

@@ -1,8 +1,8 @@
 """Removes the model calls, with their texts and tool calls, of consumed Tasks.
 
-Invariants: a Task of a Step that a restart may roll back is not consumed, and one that an operator rolls back to an
-older checkpoint is sampled again; nothing is removed that another record
-builds on; Task, Record, DBRecordData and Step stay. Removing again what is half removed ends it.
+Invariants: a Task of a Step that a restart may roll back is not consumed; if an operator rolls back to an older
+checkpoint, pruned Tasks are sampled again; nothing is removed that another record builds on; Task, Record, DBRecordData
+and Step stay. An interrupted removal is completed by repeating it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from agentrl.store.update_expressions import is_older
 
 S = TaskStatus
 PRUNED = "its details were removed"
-"""The reason of a round."""
+"""The reason of a round after pruning."""
 _OVER = (S.TRAINED, S.FILTERED, S.DEAD, S.DONE)
 
 
 async def consumed(database: Database, *, older_than_s: float, max_trained_count: int, limit: int) -> list[str]:
-    """The ids, first admitted first."""
-    # What retention keeps for an operator may be very old, and would keep the details of all records since.
+    """The ids of consumed Tasks, first admitted first."""
+    # Ignores checkpoints that are kept for an operator: they may be very old, and would keep the details of all later
+    # records.
     usual = {"status": CheckpointStatus.COMPLETE, "kept_for": {"$in": ["", None]}}
     kept = await database.find_one("Checkpoint", usual, sort=[("step", 1)])
     covered = {"step": {"$lte": int(kept["step"]) if kept else 0}}
@@ -34,9 +35,9 @@ async def consumed(database: Database, *, older_than_s: float, max_trained_count
         {"status": S.FILTERED, **covered},
         {"status": {"$in": [S.DEAD, S.DONE]}},
     ]
-    # The first condition is what the index on statuses is good for.
+    # The first condition lets the query use the index on statuses.
     prunable: dict[str, Any] = {"status": {"$in": list(_OVER)}, "pruned": {"$ne": True}, "$or": over}
-    # Bases are no part of what is limited: so many in a row would hide what comes after them.
+    # Bases are excluded in the query: otherwise many bases in a row could fill the limit and hide later Tasks.
     prunable["_id"] = {"$nin": sorted(await _bases_of_the_living(database))}
     found = await database.find(
         "Task",
@@ -56,8 +57,8 @@ async def remove_details(database: Database, names: Sequence[str]) -> None:
 
 
 async def sample_again(database: Database) -> int:
-    """Tasks that a rollback has freed and whose details were removed cannot train: by the next trainer. Answers how
-    many there were."""
+    """Sample Tasks again that a rollback has freed and that cannot train because their details were removed. The next
+    trainer calls it. Returns their number."""
     freed = {"status": S.READY, "pruned": True, "purpose": {"$in": list(TRAINS)}}
     found = [load(Task, document) for document in await database.find("Task", freed)]
     for task in found:
@@ -66,7 +67,7 @@ async def sample_again(database: Database) -> int:
 
 
 async def _bases_of_the_living(database: Database) -> set[str]:
-    """Tasks from which forks go on that are not over."""
+    """Tasks that have a base of a fork that is not over."""
     forks = {"purpose": {"$in": ["branch", "probe"]}, "status": {"$nin": list(_OVER)}}
     living = await database.find("Task", forks, projection=["fork"])
     return {task["fork"]["base"].partition("#")[0] for task in living if task.get("fork")}

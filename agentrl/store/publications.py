@@ -1,4 +1,4 @@
-"""Publications: versions of the weights, from the number to the last engine that needs it.
+"""Publications: versions of the weights, from taking a number until no engine needs the version.
 
 Invariants: a number is taken by an insert and never used twice, also after a resume, because documents outlive files;
 only the lineage that took a number announces it; engines make it current (`agentrl.engines.publication_store`).
@@ -24,18 +24,18 @@ S = PublicationStatus
 
 
 def path_of(version: int) -> str:
-    """Relative to the run's directory."""
+    """The path of a version, relative to the run's directory."""
     return f"weights/v{version:06d}"
 
 
 def tokenizer_files(publication: Publication) -> dict[str, Content]:
-    """Everything but the weights, as hosts ask each other for it."""
+    """All files except the weights, in the form in which hosts request them from each other."""
     files = msgspec.convert(publication.manifest.get("files", {}), dict[str, Content])
     return {name: content for name, content in files.items() if not name.endswith(".safetensors")}
 
 
 async def take_number(database: Database, *, parent: int | None, lineage: str, step: int) -> Publication:
-    """The next version, before its files are written."""
+    """Take the number of the next version, before its files are written."""
     check(PUBLICATION, "", S.WRITING, Actor.TRAINER)
     while True:
         newest = await database.find_one("Publication", {}, sort=[("_id", -1)], projection=["_id"])
@@ -49,12 +49,13 @@ async def take_number(database: Database, *, parent: int | None, lineage: str, s
 
 
 async def announce(database: Database, version: int, lineage: str, manifest: Mapping[str, Any]) -> bool:
-    """Manifest and weights are complete: engines may fetch them. What waited before is skipped."""
+    """Announce a version whose manifest and weights are complete, so engines may fetch it. Earlier versions that no
+    engine has taken are skipped."""
     check(PUBLICATION, S.WRITING, S.ANNOUNCED, Actor.TRAINER, str(version))
     writing = {"_id": version, "status": S.WRITING, "lineage": lineage}
     fields = {"status": S.ANNOUNCED, "manifest": dict(manifest)}
     if not await database.update_one("Publication", writing, setting(fields, announced_at=NOW)):
-        # Its own announcement, of which the answer was lost, counts.
+        # If the answer to the announcement was lost, the repetition counts as a success.
         usable = {
             "_id": version,
             "lineage": lineage,
@@ -77,7 +78,7 @@ class PassedCanary(NamedTuple):
 
 
 async def last_canary(database: Database, engine: Mapping[str, Any]) -> PassedCanary | None:
-    """Of all engines whose name `engine` matches. None if none passed one."""
+    """The last canary of all engines whose name `engine` matches. None if none passed one."""
     found = await database.aggregate(
         "Publication",
         [
@@ -93,29 +94,29 @@ async def last_canary(database: Database, engine: Mapping[str, Any]) -> PassedCa
 
 
 async def first_canary(database: Database) -> CanaryReading | None:
-    """What engines differed at the first publication that they served: the reading with the largest mean."""
+    """The difference of engines at the first publication that they served: the reading with the largest mean."""
     there = {"canary.0": {"$exists": True}}
     found = load_if(Publication, await database.find_one("Publication", there, sort=[("_id", 1)]))
     return None if found is None else max(found.canary, key=lambda reading: reading.mean)
 
 
 async def rejected_version(database: Database) -> int:
-    """The newest version that was announced, if no engine took it; else 0."""
+    """The newest announced version if no engine took it, otherwise 0."""
     usable = {"status": {"$in": [S.ANNOUNCED, S.CURRENT, S.REJECTED]}}
     newest = await database.find_one("Publication", usable, sort=[("_id", -1)], projection=["status"])
     return int(newest["_id"]) if newest is not None and newest["status"] == S.REJECTED else 0
 
 
 async def skip_unfinished(database: Database, lineage: str) -> int:
-    """What former lineages have not announced is not announced any more: by the next one at its start."""
+    """Skip publications that former lineages have not announced. The next lineage does this at its start."""
     check(PUBLICATION, S.WRITING, S.SKIPPED, Actor.TRAINER, lineage)
     unfinished = {"status": S.WRITING, "lineage": {"$ne": lineage}}
     return await database.update_many("Publication", unfinished, {"$set": {"status": S.SKIPPED}})
 
 
 async def reject_overdue(database: Database, *, after_s: float) -> list[int]:
-    """Those that every engine which looked refused, until the deadline. One that no engine looked at is kept: an engine
-    that starts later has nothing else."""
+    """Reject publications past their deadline that every engine which tried them refused. A publication that no engine
+    tried is kept, because an engine that starts later has nothing else."""
     check(PUBLICATION, S.ANNOUNCED, S.REJECTED, Actor.STEWARD)
     overdue = {
         "status": S.ANNOUNCED,
@@ -132,7 +133,8 @@ async def reject_overdue(database: Database, *, after_s: float) -> list[int]:
 
 
 async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = ()) -> list[Publication]:
-    """Retained ones beyond the newest `keep` that no engine serves or loads, and no checkpoint or evaluation needs."""
+    """Retained publications beyond the newest `keep` that no engine serves or loads, and no checkpoint or evaluation
+    needs."""
     held: set[int] = set(needed)
     alive = {"kind": "engine", "state": {"$in": PRESENT}}
     for service in await database.find("Service", alive, projection=["version", "versions_loaded"]):
@@ -145,7 +147,7 @@ async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = 
 
 
 async def evaluated(database: Database) -> set[int]:
-    """Versions whose evaluation is wanted or not complete: their files are needed, whatever became of them."""
+    """Versions whose evaluation is requested or not complete: their files are needed, whatever their status is."""
     wanted = {"evaluation": {"$in": ["wanted", "queued"]}}
     found = await database.find("Publication", wanted, projection=["_id"])
     open_tasks = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}
@@ -153,7 +155,7 @@ async def evaluated(database: Database) -> set[int]:
 
 
 async def delete(database: Database, version: int, actor: Actor = Actor.TRAINER) -> bool:
-    """Before its files are removed."""
+    """Mark it as deleted, before its files are removed."""
     check(PUBLICATION, S.RETAINED, S.DELETED, actor, str(version))
     return await database.update_one(
         "Publication", {"_id": version, "status": S.RETAINED}, {"$set": {"status": S.DELETED}}
@@ -161,13 +163,13 @@ async def delete(database: Database, version: int, actor: Actor = Actor.TRAINER)
 
 
 async def parents(database: Database) -> dict[int, int | None]:
-    """The tree of versions, for ages."""
+    """The tree of versions, to compute ages."""
     found = await database.find("Publication", {}, projection=["parent"])
     return {int(document["_id"]): document.get("parent") for document in found}
 
 
 async def ages_s(database: Database, versions: Iterable[int], at: datetime | None) -> dict[int, float]:
-    """From the announcement of each version to that moment; 0 for one that was never announced."""
+    """The time from the announcement of each version to that moment; 0 for a version that was never announced."""
     wanted = sorted(versions)
     found = await database.find("Publication", {"_id": {"$in": wanted}}, projection=["announced_at"])
     announced = {int(one["_id"]): one["announced_at"] for one in found if one["announced_at"] is not None}
@@ -175,6 +177,6 @@ async def ages_s(database: Database, versions: Iterable[int], at: datetime | Non
 
 
 async def newest(database: Database) -> Publication | None:
-    """The newest that was announced, whether or not an engine serves it yet."""
+    """The newest announced version, whether or not an engine serves it yet."""
     there = {"status": {"$in": [S.ANNOUNCED, S.CURRENT, S.RETAINED]}}
     return load_if(Publication, await database.find_one("Publication", there, sort=[("_id", -1)]))

@@ -1,11 +1,11 @@
-"""Documents of a run's database as people read them.
+"""Makes documents of a run's database readable for people.
 
 `python -m agentrl.store.readable_tokens [--tokenizer DIR] [FILE]`: a model call (`DispatchedSamplingTask`) has its
 token ids and log-probs as packed bytes. `readable` replaces them by lists of numbers, and a tokenizer adds their text.
 
 Invariants:
 - Everything else in a document stays what it was.
-- What is not a model call, or is damaged, is left as it is or refused, never guessed.
+- A document that is not a model call stays as it is; a damaged one is refused. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _tokenizers: dict[str, Any] = {}
 def _tokenizer(path: str) -> Any:
     if path not in _tokenizers:
         try:
-            # Imported here, because a host that only watches runs has no tokenizers.
+            # Imported late, because a host that only watches runs has no tokenizers.
             from agentrl.chat.tokenizer import Tokenizer
         except ImportError as missing:
             raise ConfigError(

@@ -20,7 +20,7 @@ class ReplayChange(msgspec.Struct):
 
 
 class ReplayedCall(msgspec.Struct, kw_only=True):
-    """A call that a replay made, or answered from the record."""
+    """A call that a replay made, or that was answered from the record."""
 
     call: str = ""
     """The recorded call."""
@@ -30,7 +30,7 @@ class ReplayedCall(msgspec.Struct, kw_only=True):
     result: str = ""
     latency_s: float = 0.0
     same: bool = False
-    """It returned what is recorded."""
+    """It returned the recorded result."""
     changes: list[ReplayChange] = []
     changes_left_out: int = 0
 
@@ -66,7 +66,7 @@ class Replay(Named):
     stopped: bool = False
     """No steward takes it until an operator continues it."""
     continued_by: str = ""
-    """The operation that continued it last: it does so once."""
+    """The operation that continued it last, so that an operation does so only once."""
     owner: str = ""
     attempt: int = 0
     session: str = ""
@@ -79,11 +79,11 @@ class Replay(Named):
     runs: list[ReplayedCall] = msgspec.field(default_factory=list)
     verdict: str = ""
     agreed: int = 0
-    """Of a flaky call: how many runs worked, or returned what is recorded."""
+    """For a flaky call: how many runs worked, or returned the recorded result."""
     fault: str = ""
     """Whose fault the recorded failure was, as far as the replay shows."""
     reason: str = ""
-    """Why it failed or could not run, or why it was interrupted before."""
+    """Why it failed or could not run, or why an earlier attempt was interrupted."""
     error_class: str = ""
     """`infrastructure` if it could not run because a toolbox, a server or a session was lost."""
     forked: str = ""

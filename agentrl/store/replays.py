@@ -2,8 +2,8 @@
 
 Invariants:
 - The recorded call is never changed.
-- Every move is one conditional update on status, owner and attempt, so a steward that lost a replay changes nothing.
-- An interrupted replay of which a call with effects outside may have run ends as failed and never runs again.
+- Every move is one conditional update on status, owner and attempt, so a steward that lost a replay cannot change it.
+- If a replay is interrupted and its call with effects outside may have run, it ends as failed and never runs again.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ async def whole_result(database: Database, call: ToolCall) -> str:
 
 
 def replay_id(call: str, operation: str) -> str:
-    """Operations may have ids that begin alike, because a client can choose them."""
+    """The id of a replay. It contains the whole id of the operation, because clients choose ids, which may begin
+    alike."""
     return f"{call}~{hashlib.sha256(operation.encode()).hexdigest()[:8]}"
 
 
 async def insert(database: Database, wanted: Sequence[Replay]) -> int:
-    """Queue those that are not there yet; the first of the operation last, so that it shows that all are there. Returns
-    how many were new."""
+    """Queue replays that are not stored yet. The first replay of the operation is inserted last, so its existence shows
+    that all are stored. Returns how many were new."""
     for replay in wanted:
         check(REPLAY, "", ReplayStatus.QUEUED, Actor.OPERATOR, replay.id)
     now = await database.now()
@@ -99,7 +100,8 @@ async def insert(database: Database, wanted: Sequence[Replay]) -> int:
 
 
 async def claim(database: Database, owner: str, *, besides: Collection[str] = ()) -> Replay | None:
-    """The oldest queued replay that is not stopped; None if there is none. `besides`: ids that are not taken now."""
+    """The oldest queued replay that is not stopped; None if there is none. `besides`: ids that must not be taken
+    now."""
     queued: Plain = {"status": {"$in": list(REPLAY.sources(ReplayStatus.PREPARING, Actor.STEWARD))}, "stopped": False}
     if besides:
         queued["_id"] = {"$nin": list(besides)}
@@ -110,7 +112,7 @@ async def claim(database: Database, owner: str, *, besides: Collection[str] = ()
 
 
 async def move(database: Database, replay: Replay, target: ReplayStatus, fields: Plain | None = None) -> bool:
-    """False if the replay belongs to another attempt by now; then nothing was changed."""
+    """Returns False if the replay now belongs to another attempt; then nothing was changed."""
     sources = REPLAY.sources(target, Actor.STEWARD)
     mine = _mine(replay) | {"status": {"$in": list(sources)}}
     changed: Plain = {"status": target, **storable(to_bson(fields or {}))}
@@ -122,13 +124,13 @@ async def move(database: Database, replay: Replay, target: ReplayStatus, fields:
 
 
 async def note_sent(database: Database, replay: Replay, call: str) -> bool:
-    """Make it durable that a call with effects outside may have run. False if the replay is another attempt's."""
+    """Store that a call with effects outside may have run. Returns False if the replay belongs to another attempt."""
     mine = _mine(replay) | {"status": {"$in": IN_HAND}}
     return await database.update_one(REPLAYS, mine, {"$push": {"sent": call}})
 
 
 async def note_session(database: Database, replay: Replay, session: str, server_version: str = "") -> bool:
-    """Record the session that is open for the replay, so that it can be closed whatever dies."""
+    """Store the open session of the replay, so that it can be closed whichever process dies."""
     fields = {"session": session, **({"server_version": server_version} if server_version else {})}
     return await database.update_one(REPLAYS, _mine(replay), {"$set": fields})
 
@@ -167,7 +169,7 @@ async def free_orphans(database: Database) -> list[Replay]:
 
 
 async def free_unknown(database: Database, owner: str, known: Collection[str]) -> None:
-    """Put back what this owner has without knowing it, because the answer to its claim was lost."""
+    """Put back replays that this owner holds without knowing it, because the answer to its claim was lost."""
     unknown = {"status": {"$in": IN_HAND}, "owner": owner, "_id": {"$nin": list(known)}}
     for one in await database.find(REPLAYS, unknown):
         await put_back(database, load(Replay, one), "the answer to its claim was lost")
@@ -177,12 +179,13 @@ async def free_unknown(database: Database, owner: str, known: Collection[str]) -
 
 
 async def of_operation(database: Database, operation: str) -> list[Replay]:
-    """Without results."""
+    """The replays of an operation, without results."""
     return await _without_results(database, {"operation": operation})
 
 
 async def _without_results(database: Database, query: Plain) -> list[Replay]:
-    """A thousand replays of one operation, read each time when its progress is, would hold gigabytes of results."""
+    """A projection without results: the progress of an operation reads up to a thousand replays each time, which may
+    have gigabytes of results."""
     found = await database.find(REPLAYS, query, sort=[("place", 1)], projection=_RESULTS)
     return [load(Replay, one) for one in found]
 
@@ -196,13 +199,13 @@ async def get(database: Database, id: str) -> Replay:
 
 
 async def stop(database: Database, ids: Sequence[str]) -> int:
-    """Hold queued replays back. Returns how many that were. Those that run end."""
+    """Hold queued replays back. Returns their number. Running replays go on to their end."""
     queued = {"_id": {"$in": list(ids)}, "status": ReplayStatus.QUEUED, "stopped": False}
     return await database.update_many(REPLAYS, queued, {"$set": {"stopped": True}})
 
 
 async def continue_stopped(database: Database, ids: Sequence[str], by: str) -> int:
-    """Let those go on that were held back. An operation does so once: a later stop is not undone by it."""
+    """Continue replays that were held back. An operation does so once, so repeating it does not undo a later stop."""
     held = {"_id": {"$in": list(ids)}, "stopped": True, "continued_by": {"$ne": by}}
     return await database.update_many(REPLAYS, held, {"$set": {"stopped": False, "continued_by": by}})
 
@@ -225,7 +228,7 @@ async def chosen(database: Database, names: Iterable[str]) -> list[Replay]:
 
 
 async def decide(database: Database, replay: Replay, target: ReplayStatus, *, by: str, fields: Plain) -> bool:
-    """An operator decides on a replay that was judged. True also if the same operation did before."""
+    """Store the decision of an operator on a judged replay. Returns True also if the same operation already decided."""
     judged = {"_id": replay.id, "status": {"$in": list(REPLAY.sources(target, Actor.OPERATOR))}}
     changed: Plain = {"status": target, "decided_by": by, **storable(fields)}
     if await database.update_one(REPLAYS, judged, {"$set": changed}):

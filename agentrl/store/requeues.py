@@ -1,11 +1,11 @@
-"""Has the seats of records attempted again.
+"""Requeues the seats of records.
 
 Invariants:
 - While the group is open, the record is marked, and the steward opens the next attempt at its seat; such an attempt
   costs no re-draw.
 - If the group was closed, or its task is dead, the whole task is sampled again in its next round.
 - A group is never closed by a process that read the record before it was marked.
-- An operation that is repeated continues where it ended; a record whose task went on to a step meanwhile is refused.
+- A repeated operation continues where it ended; a record whose task went into a step meanwhile is refused.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ def is_seat(task: Task) -> bool:
 
 
 def is_unfinished(one: Chosen) -> bool:
-    """Whether neither the seat nor the whole task of a record that was marked is attempted again yet."""
+    """Whether neither the seat nor the whole task of a marked record is attempted again yet."""
     return one.task is not None and one.task.round == one.record.round and one.newest_attempt == one.record.attempt
 
 
 async def requeue(database: Database, task: Task, records: Sequence[str], note: str, *, by: str) -> int:
-    """Returns how many attempts will be opened; raises RefusedError if the task went on meanwhile. It may be repeated
-    until it returns: the marks are written first, so that the operation finds its records again."""
+    """Returns how many attempts will be opened. Raises RefusedError if the status or round of the task changed
+    meanwhile. It may be repeated until it returns: the marks are written first, so that the operation finds its records
+    again."""
     ended = {"_id": {"$in": list(records)}, "status": {"$in": list(REDRAWN)}}
     mark = {"requeued_by": by} | ({"followed": False} if is_seat(task) else {})
     marked = await database.update_many("Record", ended, {"$set": mark})

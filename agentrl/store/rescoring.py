@@ -1,11 +1,11 @@
 """Scores records again, in samplers, because a scorer is code of the user.
 
 Invariants:
-- An operator marks records; a sampler takes one at a time, scores what is stored of it, and writes the score. Samplers
-  that die give back what they took.
+- An operator marks records; a sampler takes one at a time, scores its stored episode, and writes the score. Records of
+  samplers that die are given back.
 - The former score is kept; the parts are those of the new one. A group that is open waits for the new score; a closed
   one gets another baseline, by one conditional update from which the scores of its records follow.
-- A record that a step leased meanwhile keeps its score, and says so.
+- A record that a step leased meanwhile keeps its score, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrl.store.exclusions import CHANGEABLE
 from agentrl.store.update_expressions import literally, setting
 
 TRIES = 20
-"""To write a baseline while others change the same group."""
+"""How often to try to write a baseline while other processes change the same group."""
 _WANTED: Plain = {"rescore.wanted": True, "status": RecordStatus.SCORED}
 
 
@@ -48,18 +48,18 @@ async def request(database: Database, records: Sequence[str], scorer: str, *, by
 
 
 async def of_operation(database: Database, by: str) -> list[Record]:
-    """Those that an operation wants or wanted scored again."""
+    """The records that an operation marked."""
     return [load(Record, one) for one in await database.find("Record", {"rescore.by": by})]
 
 
 async def hold_open(database: Database, waiting: Sequence[Record]) -> None:
-    """What read the groups before their records were marked does not close them."""
+    """Prevents processes that read the groups before their records were marked from closing them."""
     for name in sorted({record.task for record in waiting}):
         await groups.note_change(database, await tasks.get(database, name))
 
 
 async def free_dead(database: Database) -> int:
-    """Give back what dead samplers took."""
+    """Give back the records that dead samplers took."""
     taken = await database.distinct("Record", "rescore.sampler", _WANTED)
     dead = sorted(await owners.dead_among(database, taken))
     theirs = _WANTED | {"rescore.sampler": {"$in": dead}}
@@ -92,7 +92,7 @@ async def finish(
     said: Plain = {"score_parts": storable(dict(parts))}
     for _ in range(TRIES):
         task = await tasks.get(database, claimed.task)
-        # Its share may have the new score already, by an attempt that ended before it noted that.
+        # Its share may already have the new score, if an earlier attempt was interrupted before it noted that.
         share = next((one for one in task.shares if one.record == claimed.id), None)
         done = share is not None and share.score == score
         if not (done or noted) and (why := _too_late(task, claimed)):
@@ -102,7 +102,7 @@ async def finish(
                 return ""
             if not await _note(database, claimed, owner, said | {"score": score}):
                 return "it is not scored any more"
-            # Once more: a process that had read the record before it was marked may have closed its group.
+            # Read again: a process that had read the record before it was marked may have closed its group.
             noted = True
         elif done or task.status != TaskStatus.READY or await _close_again(database, task, claimed.id, score, rule):
             await groups.settle(database, [await tasks.get(database, task.id)])
@@ -112,7 +112,7 @@ async def finish(
 
 
 async def give_up(database: Database, claimed: Record, owner: str, why: str) -> str:
-    """It keeps its score. Returns why."""
+    """End the request; the record keeps its score. Returns why."""
     await _note(database, claimed, owner, {"rescore.error": why[:2000]})
     return why
 
@@ -124,14 +124,14 @@ def _too_late(task: Task, record: Record) -> str:
 
 
 async def _close_again(database: Database, task: Task, record: str, score: float, rule: GroupRule) -> bool:
-    """False if the group changed since it was read."""
+    """Returns False if the group changed since it was read."""
     fields, _ = await groups.closed_again(database, task, rule, scores={record: score})
     changed = literally({**fields, "changes": task.changes + 1})
     return await database.update_one("Task", tasks.unchanged(task), [{"$set": changed}])
 
 
 async def _note(database: Database, claimed: Record, owner: str, fields: Plain) -> bool:
-    """It is done, with these fields. A new score keeps the former one."""
+    """Mark the request as done, with these fields. With a new score, the former one is kept too."""
     mine = {"_id": claimed.id, **_WANTED, "rescore.sampler": owner}
     before: Plain = {}
     if "score" in fields and fields["score"] != claimed.score:

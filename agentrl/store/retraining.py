@@ -1,7 +1,7 @@
-"""Trained Tasks that may train once more, for the steward who gives them back and the trainer who waits for them.
+"""Trained Tasks that may train once more: the steward requeues them, and the trainer waits for them.
 
-Invariant: both go by the same condition, so a trainer never waits for a Task that the steward keeps: a Task that was
-trained as often as it may, or of which no record is fresh any more, stays trained.
+Invariant: both use the same condition, so a trainer never waits for a Task that the steward does not requeue. A Task
+stays trained if it trained as often as allowed, or if none of its records is fresh any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bound = Callable[[str], int]
 
 
 async def candidates(database: Database, *, most: int, bound: Bound, after_s: float = 0.0) -> list[str]:
-    """Those that were trained fewer than `most` times, the last time so long ago, and have a record that is fresh."""
+    """The Tasks that trained fewer than `most` times, last trained at least this long ago, and have a fresh record."""
     if most < 2:
         return []
     trained: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Rollbacks: an operator chooses the checkpoint that the next lineage starts from.
 
 Invariants:
-- the choice stands in the newest lineage, and only the lineage after it reads the choice;
+- the choice is stored in the newest lineage, and only the next lineage reads it;
 - retention keeps the chosen checkpoint from the request on;
 - the newest checkpoint before a rollback is kept, so a rollback can be undone by another one;
 - a preview counts what the next lineage would roll back and reinstate, by the same history.
@@ -30,7 +30,7 @@ class Request(NamedTuple):
 
 
 class Consequences(NamedTuple):
-    """What becomes of Steps."""
+    """Which Steps a rollback would roll back and reinstate."""
 
     undone: list[Step]
     reinstated: list[Step]
@@ -41,8 +41,8 @@ class Consequences(NamedTuple):
 
 
 async def resolve(database: Database, to: str) -> Checkpoint:
-    """`to`: the id of a checkpoint, a version, or `best`. Of several with a version, the later ones hold further steps.
-    Raises UnknownNameError or RefusedError."""
+    """`to`: the id of a checkpoint, a version, or `best`. If several checkpoints have the version, the earliest is
+    used, because later ones contain further steps. Raises UnknownNameError or RefusedError."""
     complete = await checkpoints.newest_first(database)
     if to == BEST:
         best = await checkpoints.best(database)
@@ -74,7 +74,7 @@ async def trained_at(database: Database, target: Checkpoint) -> float:
 
 
 async def consequences(database: Database, target: Checkpoint) -> Consequences:
-    """Of a lineage that starts from this checkpoint."""
+    """The consequences of a lineage that starts from this checkpoint."""
     lineages = await _lineages(database)
     last = history.last_steps([*lineages, _next_after(lineages, target.id)])
     found = await database.find(
@@ -92,7 +92,8 @@ async def consequences(database: Database, target: Checkpoint) -> Consequences:
 
 
 async def request(database: Database, target: Checkpoint, why: str, *, by: str) -> None:
-    """Once per operation `by`; a later request replaces it. RefusedError if the checkpoint was removed meanwhile."""
+    """Store the choice, once per operation `by`; a later request replaces it. Raises RefusedError if the checkpoint was
+    removed meanwhile."""
     await checkpoints.keep(database, target.id, CHOSEN)
     if not await checkpoints.is_complete(database, target.id):
         raise RefusedError(
@@ -105,7 +106,7 @@ async def request(database: Database, target: Checkpoint, why: str, *, by: str) 
             raise RefusedError("No trainer has begun yet, so there is nothing to roll back.")
         chosen = {"roll_back_to": target.id, "roll_back_why": why, "roll_back_by": by}
         await database.update_one("Lineage", {"_id": newest.id}, {"$set": chosen})
-        # A trainer that took over before the update did not read it.
+        # A trainer that took over before the update did not read the choice.
         after = await _newest(database)
         if after is not None and after.id == newest.id:
             return
@@ -135,8 +136,8 @@ async def not_evaluated(database: Database) -> str:
 
 
 async def to_start_from(database: Database) -> list[Checkpoint]:
-    """What the next trainer may start from, in the order of preference. After the history of a chosen checkpoint comes
-    the present history: if nothing of the first is intact, the run still does not lose all of its steps."""
+    """The checkpoints that the next trainer may start from, in the order of preference. The present history follows the
+    history of the chosen checkpoint, so that the run keeps its steps if no chosen checkpoint is intact."""
     lineages, complete = await _lineages(database), await checkpoints.newest_first(database)
     present = history.valid_checkpoints(lineages, complete)
     wanted = await requested(database)
@@ -147,14 +148,14 @@ async def to_start_from(database: Database) -> list[Checkpoint]:
 
 
 async def leads_to(database: Database, request: Request, start: Checkpoint) -> bool:
-    """Whether that is the chosen checkpoint or one before it. Before the next lineage begins."""
+    """Whether this is the chosen checkpoint or one before it. Call it before the next lineage begins."""
     lineages = await _lineages(database)
     last = history.last_steps([*lineages, _next_after(lineages, request.checkpoint)])
     return start.step <= last.get(start.lineage, -1)
 
 
 async def keep_newest(database: Database, request: Request) -> None:
-    """Before the next lineage begins: the way back to where the run is now."""
+    """Keep the newest checkpoint, so that a rollback can be undone. Call it before the next lineage begins."""
     lineages = await _lineages(database)
     found = history.valid_checkpoints(lineages, await checkpoints.newest_first(database))
     if found and found[0].id != request.checkpoint:
@@ -171,6 +172,6 @@ async def _lineages(database: Database) -> list[Lineage]:
 
 
 def _next_after(lineages: list[Lineage], checkpoint: str) -> Lineage:
-    """A lineage that is opened after all of them."""
+    """A lineage that would be opened after all existing ones."""
     newest = lineages[-1].opened_at if lineages else None
     return Lineage(id="", parent_checkpoint=checkpoint, opened_at=newest + timedelta(seconds=1) if newest else None)

@@ -1,7 +1,7 @@
 """Refuses conditions on columns of the dataset row that no task has.
 
-A misspelt column (`row.dificulty`) is no mistake for MongoDB: `=` would find nothing, and `!=` everything. The tasks in
-the database decide which columns there are, and which types of values they hold.
+A misspelt column (`row.dificulty`) is not an error for MongoDB: `=` would find nothing, and `!=` everything. The tasks
+in the database decide which columns exist, and which types of values they have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.store.database import Database
 _SHOWN = 20
 _TYPES = {bool: "bool", int: "number", float: "number", str: "string"}
 _WORDS = {"bool": "a flag", "number": "a number", "string": "a text"}
-"""MongoDB's names of types, and ours."""
+"""MongoDB's names of types, and the words for messages."""
 
 
 async def check(database: Database, expression: Expression) -> None:
@@ -50,7 +50,7 @@ def _on_columns(expression: Expression) -> Iterator[Compare | In]:
 
 
 def _types(condition: Compare | In) -> set[str]:
-    """Of the values of a condition; empty if it finds tasks without the column too."""
+    """The types of the values of a condition; empty if the condition also finds tasks without the column."""
     values: tuple[Value, ...] = condition.values if isinstance(condition, In) else (condition.value,)
     return set() if None in values else {_TYPES[type(value)] for value in values if type(value) in _TYPES}
 

@@ -1,4 +1,4 @@
-"""Where the database of a run is, for the processes of that run.
+"""Finds and opens the database of a run, for the processes of that run.
 
 Invariant: the configuration in force and the URL are read where the coordinator, the mongo unit and, on other hosts,
 the host agent put them; a secret is never part of an error.
@@ -31,13 +31,13 @@ def mongo_url(config: RunConfig, state_dir: Path) -> str:
         return path.read_text().strip()
     except OSError as broken:
         if config.mongo.url is not None:
-            # The run was never up, or by an earlier version.
+            # The run was never up, or only with an earlier version of agentrl.
             return resolve_secret(config.mongo.url)
         raise ConfigError(f"The address of MongoDB is unknown: {path} cannot be read ({broken.strerror}).") from broken
 
 
 async def open_database(config: RunConfig, state_dir: Path) -> Database:
-    """The run's database; its opener closes it. ConfigError if its documents are of another version."""
+    """Opens the run's database; the caller closes it. Raises ConfigError if its documents are of another version."""
     database = connect(mongo_url(config, state_dir), config.name)
     try:
         await schema.ensure(database)

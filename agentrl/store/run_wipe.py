@@ -1,8 +1,9 @@
-"""All data of a run that is down: `python -m agentrl.store.run_wipe --state-dir S --run-dir R [--wipe]`.
+"""Counts or deletes all data of a run that is down: `python -m agentrl.store.run_wipe --state-dir S --run-dir R
+[--wipe]`.
 
 Invariants: without `--wipe` it only counts; it deletes what the run made (its database; weights, checkpoints, recorded
-batches, curves, logs) and never what it was given: configuration, datasets, a model that has a path. The embedded
-server is started for as long as this takes. stdout is one JSON message.
+batches, curves, logs) and never its inputs: configuration, datasets, a model that has a path. The embedded server is
+started for as long as this takes. stdout is one JSON message.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from agentrl.store.mongod_files import prepare
 from agentrl.store.mongod_server import Mongod, wait_until_data_is_free
 
 BUILT_MODEL = "model"
-"""Made only where the configuration says so."""
+"""The directory of a model that the run built, which exists only if the configuration asks for one."""
 FREE_WITHIN_S = 10.0
 STOPPED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is there to lose."""
+    """What a wipe would delete."""
 
     documents: dict[str, int]
     database_bytes: int
@@ -46,14 +47,14 @@ class Found:
 
 
 async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
-    """RefusedError if something is to be deleted while an incarnation elsewhere holds a lease."""
+    """Raises RefusedError if data would be deleted while an incarnation elsewhere holds a lease."""
     config = _in_force(state_dir, run_dir)
     directories = [run_dir / name for name in (*MADE, *_built(config)) if (run_dir / name).is_dir()]
     files = {directory.name: _size(directory) for directory in directories}
     loss = database_wipe.Loss({}, 0, ())
     async with _database(config, state_dir) as database:
         if database is not None:
-            # All clients of an embedded server were units of the run, and the server was down.
+            # All clients of an embedded server are units of the run, and the server was down.
             loss = await (
                 database_wipe.wipe(database, force=config.has_mongo) if delete else database_wipe.preview(database)
             )
@@ -65,7 +66,7 @@ async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
 
 
 def _in_force(state_dir: Path, run_dir: Path) -> RunConfig:
-    """That of a run of programs alone was never written, and such a run has neither database nor model."""
+    """The configuration in force. A run that has only sidecars never wrote one, and has neither database nor model."""
     if not (run_dir / IN_FORCE).exists() and not (state_dir / "mongo").exists():
         return RunConfig(name=state_dir.name)
     return run_database.configuration(run_dir)
@@ -78,7 +79,7 @@ async def _database(config: RunConfig, state_dir: Path) -> AsyncIterator[Databas
         yield None
         return
     with _embedded(state_dir) if config.has_mongo else contextlib.nullcontext():
-        # Documents of another version are deleted too.
+        # No check of the version: documents of another version are deleted too.
         database = connect(run_database.mongo_url(config, state_dir), config.name)
         try:
             yield database

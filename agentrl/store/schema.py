@@ -16,7 +16,7 @@ _ONLY_IN_1 = ("Turn", "ToolCall")
 
 
 async def ensure(database: Database) -> None:
-    """ConfigError if the documents are of another version; a new database gets the version of this program."""
+    """Raises ConfigError if the documents are of another version. A new database gets the version of this program."""
     found = await database.find_one(COLLECTION, {"_id": _ID})
     version = int(found["version"]) if found else await _unnamed_version(database)
     if version != VERSION:

@@ -62,7 +62,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server tells about itself and does."""
+    """What a server reports about itself, and how a test write went."""
 
     version: str
     kind: Kind
@@ -70,7 +70,7 @@ class Facts:
     arbiters: int = 0
     encrypted: bool = False
     users: tuple[str, ...] = ()
-    """As whom the URL logs in; empty: as nobody."""
+    """The users that the URL logs in as; empty without a login."""
     access_control: bool = True
     lacks: tuple[str, ...] = ()
     """Actions of NEEDED that the user may not do."""
@@ -78,7 +78,7 @@ class Facts:
     skew_s: float = 0.0
     """How far the clock of the server is ahead of that of this host."""
     engine: str = ""
-    """Empty if nothing was written."""
+    """The storage engine; empty if nothing was written."""
     write_s: float | None = None
     """How long a durable write took; None if none was made."""
     not_written: str = ""
@@ -226,7 +226,7 @@ def _facts(client: MongoClient[Plain], name: str) -> Facts:
         kind = "sharded cluster"
     elif "setName" in hello:
         kind = "replica set"
-    # Members that never become the primary are listed apart.
+    # Members that can never become primary are in separate lists.
     known = (*hello.get("hosts", ()), *hello.get("passives", ())) or tuple(
         f"{host}:{port}" for host, port in client.nodes
     )
@@ -255,7 +255,7 @@ def _facts(client: MongoClient[Plain], name: str) -> Facts:
 
 
 def _hello(client: MongoClient[Plain]) -> tuple[Plain, float]:
-    """The answer, and how far the server's clock is ahead, by the fastest of some answers."""
+    """The answer, and how far the server's clock is ahead, measured by the fastest of several answers."""
     fastest, skew_s, answer = float("inf"), 0.0, {}
     for _ in range(CLOCK_READINGS):
         sent, began = time.time(), time.monotonic()
@@ -268,7 +268,7 @@ def _hello(client: MongoClient[Plain]) -> tuple[Plain, float]:
 
 
 def _granted(client: MongoClient[Plain]) -> tuple[tuple[str, ...], list[Plain]]:
-    """As whom the client is logged in, and the privileges of these users."""
+    """The users that the client is logged in as, and their privileges."""
     status = client.admin.command("connectionStatus", showPrivileges=True)["authInfo"]
     users = tuple(f"{each['user']}@{each['db']}" for each in status["authenticatedUsers"])
     return users, list(status["authenticatedUserPrivileges"])
@@ -310,7 +310,8 @@ def _written(client: MongoClient[Plain], name: str) -> tuple[str, float | None, 
 
 
 def _engine(stats: Mapping[str, Any]) -> str:
-    """A shard reports for all its collections; an engine is named by its own section."""
+    """The storage engine, which is named by the section of the statistics. A sharded collection has the statistics in
+    its shards."""
     of_shards = stats.get("shards") or {"": stats}
     names = {"wiredTiger" if "wiredTiger" in each else "one without a disk" for each in of_shards.values()}
     return min(names)
@@ -334,6 +335,6 @@ def _unreachable(failed: pymongo.errors.PyMongoError) -> Finding:
 
 
 def reason(failed: BaseException) -> str:
-    """The first sentence: the driver goes on with the whole topology."""
+    """The first sentence of the error, because the driver appends the whole topology."""
     text = re.split(r" \(configured timeouts|, Timeout:|, full error:|, topology:|\. Topology", str(failed))[0]
     return text.rstrip(". ")[:300]

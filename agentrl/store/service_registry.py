@@ -1,7 +1,7 @@
-"""Services: who answers over HTTP, and for what.
+"""Services: the engines and toolboxes that answer over HTTP, and what they serve.
 
-Invariants: a service tells of itself every two seconds; one that was silent for longer than `SILENT_S` is not called,
-by the server's clock; addresses of the gone are kept as history, never as a choice.
+Invariants: a service reports every two seconds; a service that was silent for longer than `SILENT_S` by the server's
+clock is not called; addresses of services that are gone are kept as history and never called.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from agentrl.store.update_expressions import NOW, from_now, is_older, setting
 PRESENT = ["starting", "loading", "serving", "parked", "draining"]
 ON_THE_DEVICE = ("starting", "loading", "serving")
 TURN = "turn"
-"""The kind of the row by which a trainer has its turn on a device that it shares with engines."""
+"""The kind of the row that gives a trainer its turn on a device that it shares with engines."""
 SILENT_S = 8.0
 FORGOTTEN_S = 60.0
 
 
 async def report(database: Database, service: Service) -> None:
-    """To be called every two seconds, and at once when its state changed."""
+    """Call it every two seconds, and at once when the state of the service changed."""
     fields: dict[str, Any] = to_bson(service)
     for name in ("_id", "seen_at"):
         del fields[name]
@@ -32,12 +32,12 @@ async def report(database: Database, service: Service) -> None:
 
 
 async def alive(database: Database, kind: str, *, state: str = "serving") -> list[Service]:
-    """Those that may be called now."""
+    """The services that may be called now."""
     return await _reported(database, kind, [state], within_s=SILENT_S)
 
 
 async def take_turn(database: Database, turn: Service) -> None:
-    """To be repeated every two seconds; a turn that is not ends by itself."""
+    """Repeat it every two seconds; a turn that is not renewed ends by itself."""
     await report(database, msgspec.structs.replace(turn, state="training"))
 
 
@@ -52,12 +52,12 @@ async def turn_is_taken(database: Database) -> bool:
 
 async def on_the_device(database: Database) -> bool:
     """Whether any engine has not left for the turn of the trainer."""
-    # One query: between two of them an engine can change from a state of the second to one of the first.
+    # One query, because between two queries an engine could change from a state of the second to a state of the first.
     return bool(await _reported(database, "engine", ON_THE_DEVICE, within_s=SILENT_S))
 
 
 async def seen(database: Database, kind: str, states: Sequence[str]) -> list[Service]:
-    """Those in one of these states that reported within FORGOTTEN_S."""
+    """The services in one of these states that reported within FORGOTTEN_S."""
     return await _reported(database, kind, states, within_s=FORGOTTEN_S)
 
 
@@ -67,7 +67,7 @@ async def _reported(database: Database, kind: str, states: Sequence[str], *, wit
 
 
 async def declared_effects(database: Database, server: str) -> dict[str, str]:
-    """What calls of each tool change, as the server declared it last, also if its toolbox has ended since."""
+    """The effect of each tool, as its server declared it last, even if its toolbox has ended since."""
     known = {"kind": "toolbox", "effects": {"$elemMatch": {"0": server}}}
     newest = await database.find_one("Service", known, sort=[("seen_at", -1)])
     effects = load(Service, newest).effects if newest is not None else []
@@ -75,7 +75,7 @@ async def declared_effects(database: Database, server: str) -> dict[str, str]:
 
 
 async def unusable_servers(database: Database) -> dict[str, str]:
-    """Tool servers that toolboxes have and none of them can use now, each with the reason."""
+    """Tool servers that no toolbox can use now although some toolbox has them, each with the reason."""
     toolboxes = await alive(database, "toolbox")
     usable = {name for box in toolboxes for name in box.names if name not in box.unavailable}
     return {
@@ -87,6 +87,6 @@ async def unusable_servers(database: Database) -> dict[str, str]:
 
 
 async def forget_silent(database: Database) -> int:
-    """Mark those as gone that did not say so themselves."""
+    """Mark services as gone that ended without reporting it."""
     silent = {"state": {"$in": PRESENT}, **is_older("seen_at", FORGOTTEN_S)}
     return await database.update_many("Service", silent, {"$set": {"state": "gone"}})

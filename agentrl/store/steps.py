@@ -1,9 +1,9 @@
 """Steps: leased before the optimizer runs, committed by one conditional update after it.
 
-Invariants: a commit needs a Step that is still leased, so what another trainer released or rolled back can never be
-committed; Task statuses follow from their Step and can be derived again (`follow`); `trained_count` is the number of
-committed Steps that trained the Task. A lease is looked at again after it was written: a lineage that was closed
-meanwhile leases nothing.
+Invariants: a commit needs a Step that is still leased, so a Step that another trainer released or rolled back can never
+be committed; the statuses of Tasks are derived from their Step, and can be derived again (`follow`); `trained_count` is
+the number of committed Steps that trained the Task. After a lease is written its lineage is checked again, so a lineage
+that was closed meanwhile leases nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 DEATHS_REMEMBERED = 100
 STEPS_LOOKED_AT = 50
-"""For the share of forks among the records that train."""
+"""The number of steps from which the share of forks among trained records is computed."""
 
 
 class LineageClosedError(ConflictError):
-    """Another trainer took over. This one has to end."""
+    """Another trainer took over; this one must end."""
 
 
 def closed(lineage: str) -> LineageClosedError:
@@ -36,16 +36,16 @@ def closed(lineage: str) -> LineageClosedError:
 
 
 class Ready(NamedTuple):
-    """A closed group, and those of its records that train."""
+    """A closed group with its records that train."""
 
     task: Task
     records: list[DBRecordData]
 
 
 async def ready(database: Database, *, limit: int = 0, known: dict[str, DBRecordData] | None = None) -> list[Ready]:
-    """Closed groups that could be leased, first admitted first; those without signal have no records.
+    """Closed groups that can be leased, first admitted first; groups without signal have no records.
 
-    `known`: structures that were read before, which never change; it is kept up for the next time.
+    `known`: structures that were read before, which never change; new ones are added for the next call.
     """
     found = await database.find(
         "Task",
@@ -73,7 +73,8 @@ async def count_ready(database: Database) -> int:
 
 
 def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordData]:
-    """With the advantages of the group: DBRecordData may not have them yet if the closing process died."""
+    """The records with the advantages from the shares of the group, because DBRecordData may not have them yet if the
+    closing process died."""
     return [
         msgspec.structs.replace(data[share.record], advantage=share.advantage, capped=share.capped, turns=share.turns)
         for share in task.shares
@@ -97,12 +98,12 @@ class Flying(NamedTuple):
     """A record of a group that is not closed yet."""
 
     versions: list[int]
-    """Those that generated tokens of it."""
+    """The versions that generated its tokens."""
     environment: str
 
 
 async def under_way(database: Database) -> list[Flying]:
-    """Those that have generated tokens."""
+    """Records that have generated tokens."""
     flying = {
         "status": {"$in": [*IN_FLIGHT, RecordStatus.SCORED]},
         "purpose": {"$in": list(TRAINS)},
@@ -115,8 +116,8 @@ async def under_way(database: Database) -> list[Flying]:
 
 
 async def lease(database: Database, step: Step) -> Step | None:
-    """Lease a Step and its Tasks. The answer is the Step as it was obtained: a Task that went elsewhere meanwhile is
-    left out, with its records. Returns None if no task could be leased; then the step is released."""
+    """Lease a Step and its Tasks. Returns the Step without Tasks whose status changed meanwhile and their records; None
+    if no task could be leased, and then the step is released."""
     check(STEP, "", StepStatus.LEASED, Actor.TRAINER, step.id)
     check(TASK, TaskStatus.READY, TaskStatus.LEASED, Actor.TRAINER, step.id)
     if step.id != step_id(step.lineage, step.step):
@@ -180,9 +181,10 @@ async def _refuse_if_closed(database: Database, step: Step) -> None:
 async def commit(
     database: Database, step: str, metrics: Mapping[str, Any], *, records: Sequence[str] | None = None
 ) -> bool:
-    """The optimizer ran. False if the Step is not this trainer's any more: then nothing of it counts.
+    """Commit a Step after the optimizer ran. Returns False if the Step no longer belongs to this trainer: then it does
+    not count.
 
-    `records`: those that really trained, if fewer than were leased.
+    `records`: the records that really trained, if fewer than were leased.
     """
     check(STEP, StepStatus.LEASED, StepStatus.COMMITTED, Actor.TRAINER, step)
     fields: dict[str, Any] = {"status": StepStatus.COMMITTED, "metrics": dict(metrics)}
@@ -203,12 +205,12 @@ async def commit(
 async def release(
     database: Database, step: str, reason: str, actor: Actor = Actor.TRAINER, *, died: bool = False
 ) -> bool:
-    """Give its Tasks back: on a hold, or, with `died`, because its trainer ended with it."""
+    """Give the Tasks of a Step back: on a hold, or, with `died`, because its trainer ended during it."""
     check(STEP, StepStatus.LEASED, StepStatus.RELEASED, actor, step)
     released = {"$set": {"status": StepStatus.RELEASED, "reason": reason, "died": died}}
     document = await database.find_one_and_update("Step", {"_id": step, "status": StepStatus.LEASED}, released)
     if document is None:
-        # The process that released it may have died before its Tasks were free.
+        # The process that released it may have died before it freed the Tasks.
         ended = await database.find_one("Step", {"_id": step, "status": StepStatus.RELEASED})
         if ended is not None:
             await _follow_release(database, load(Step, ended))
@@ -218,15 +220,15 @@ async def release(
 
 
 async def release_of(database: Database, lineage: str, reason: str) -> None:
-    """Whatever a lineage holds; by its own trainer."""
+    """Release everything that a lineage holds. Its own trainer calls it."""
     for step in await leased(database):
         if step.lineage == lineage:
             await release(database, step.id, reason)
 
 
 async def roll_back(database: Database, counts: Mapping[str, float], reason: str) -> list[int]:
-    """Undo what no checkpoint covers: by the next trainer, before it leases. Answers the numbers of the Steps.
-    `counts`: for each lineage of the valid history, its last Step that counts."""
+    """Roll back the Steps that no checkpoint covers. The next trainer calls it before it leases. Returns the numbers of
+    the Steps. `counts`: for each lineage of the valid history, its last Step that counts."""
     check(STEP, StepStatus.COMMITTED, StepStatus.ROLLED_BACK, Actor.TRAINER)
     outside = {"status": StepStatus.COMMITTED, "$nor": _counting(counts)}
     undone = []
@@ -239,8 +241,9 @@ async def roll_back(database: Database, counts: Mapping[str, float], reason: str
 
 
 async def reinstate(database: Database, counts: Mapping[str, float], reason: str) -> list[int]:
-    """Count Steps again that a rollback had undone, where an operator goes back to a checkpoint that covers them.
-    Returns their numbers. A record that was sampled again since is left out of the Step, because it will train."""
+    """Count Steps again that a rollback had undone, when an operator goes back to a checkpoint that covers them.
+    Returns their numbers. A record that was sampled again since then is left out of the Step, because it will train
+    anyway."""
     check(STEP, StepStatus.ROLLED_BACK, StepStatus.COMMITTED, Actor.TRAINER)
     inside = {"status": StepStatus.ROLLED_BACK, "$or": _counting(counts)}
     counted = []
@@ -260,8 +263,8 @@ def _counting(counts: Mapping[str, float]) -> list[Plain]:
 
 
 async def follow(database: Database) -> int:
-    """Derive again what Tasks are from what their Steps are, where somebody died between the two. Answers how many
-    Steps that concerned."""
+    """Derive the statuses of Tasks from their Steps again, in case a process died between the two updates. Returns the
+    number of such Steps."""
     followed = await follow_leased(database)
     unfollowed = {"status": StepStatus.ROLLED_BACK, "followed": {"$ne": True}}
     for document in await database.find("Step", unfollowed, projection={"metrics": 0}):
@@ -272,7 +275,7 @@ async def follow(database: Database) -> int:
 
 
 async def follow_leased(database: Database) -> int:
-    """The part that anybody may do at any time: Tasks that are leased by a Step that is not."""
+    """The part that any process may do at any time: free Tasks that are leased by a Step that is not."""
     held = {"status": TaskStatus.LEASED}
     groups_of_tasks = await database.aggregate(
         "Task", [{"$match": held}, {"$group": {"_id": {"lineage": "$lineage", "step": "$step"}}}]
@@ -293,7 +296,7 @@ async def leased(database: Database) -> list[Step]:
 
 
 class Died(NamedTuple):
-    """A Step that its trainer ended with."""
+    """A Step during which its trainer ended."""
 
     order: float
     """When it was leased, in seconds."""
@@ -302,7 +305,7 @@ class Died(NamedTuple):
 
 
 async def deaths(database: Database) -> list[Died]:
-    """The latest ones."""
+    """The latest deaths."""
     ended = {"status": StepStatus.RELEASED, "died": True}
     found = await database.find("Step", ended, sort=[("leased_at", -1)], limit=DEATHS_REMEMBERED)
     known = [load(Step, document) for document in found]
@@ -310,7 +313,7 @@ async def deaths(database: Database) -> list[Died]:
 
 
 async def last_trained(database: Database, tasks: Sequence[str]) -> dict[str, float]:
-    """When each of them was last in a Step whose optimizer ran, whether or not that was rolled back."""
+    """When each of these Tasks was last in a Step whose optimizer ran, whether or not that Step was rolled back."""
     ran = {"tasks": {"$in": list(tasks)}, "status": {"$in": [StepStatus.COMMITTED, StepStatus.ROLLED_BACK]}}
     found: dict[str, float] = {}
     for document in await database.find("Step", ran, sort=[("leased_at", 1)], projection=["tasks", "leased_at"]):
@@ -332,7 +335,7 @@ def _of(step: Step) -> Plain:
 async def _follow_commit(database: Database, step: Step) -> None:
     for target in (TaskStatus.TRAINED, TaskStatus.FILTERED):
         check(TASK, TaskStatus.LEASED, target, Actor.TRAINER, step.id)
-    # The condition makes it count once, however often it is repeated.
+    # With this condition it counts once, however often it is repeated.
     trained: Plain = {"$set": {"status": TaskStatus.TRAINED}, "$inc": {"trained_count": 1}}
     trained["$currentDate"] = {"trained_at": True}
     await database.update_many("Task", {"_id": {"$in": step.tasks}, **_of(step)}, trained)
@@ -341,14 +344,14 @@ async def _follow_commit(database: Database, step: Step) -> None:
 
 
 async def _follow_release(database: Database, step: Step) -> None:
-    # The Tasks are the trainer's, also where the steward releases in its place.
+    # The trainer is the actor for these Tasks, even if the steward releases them in its place.
     check(TASK, TaskStatus.LEASED, TaskStatus.READY, Actor.TRAINER, step.id)
     free = {"$set": {"status": TaskStatus.READY, "lineage": "", "step": -1}}
     await database.update_many("Task", _of(step), free)
 
 
 async def _follow_roll_back(database: Database, step: Step) -> int:
-    """Its Tasks are ready again, and count only the Steps that still stand."""
+    """Make its Tasks ready again, and count only their Steps that are still committed."""
     check(TASK, TaskStatus.TRAINED, TaskStatus.READY, Actor.TRAINER, step.id)
     ended = {"$in": [TaskStatus.TRAINED, TaskStatus.FILTERED, TaskStatus.LEASED]}
     free = {"$set": {"status": TaskStatus.READY, "lineage": "", "step": -1}}
@@ -359,7 +362,7 @@ async def _follow_roll_back(database: Database, step: Step) -> int:
 
 
 async def _follow_reinstatement(database: Database, step: Step) -> int:
-    """Its Tasks are trained again, if their records are still those that it trained."""
+    """Mark its Tasks as trained again, if they still have the records that it trained."""
     for target in (TaskStatus.TRAINED, TaskStatus.FILTERED):
         check(TASK, TaskStatus.READY, target, Actor.TRAINER, step.id)
     mine: Plain = {"lineage": step.lineage, "step": step.step}

@@ -1,9 +1,9 @@
 """Tasks: rounds, seats, the queue, the dead.
 
-Invariants: a Task is admitted by one conditional update that names its round; its Records follow, and `seating` stands
-until all of them are there; a round is raised by one conditional update, and `sweeping` stands until nothing of the
-former round holds a seat; a round that an operator changed since it was read is not left. A process that finds a flag
-finishes the work: `repair`.
+Invariants: a Task is admitted by one conditional update that names its round; then its Records are inserted, and
+`seating` stays true until all of them exist; a new round begins by one conditional update, and `sweeping` stays true
+until no record of the former round holds a seat; a round is not ended if an operator changed it after it was read. A
+process that finds one of these flags finishes the work: `repair`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SWEPT = sorted(status.value for status in HOLDS_SEAT)
 
 
 async def insert(database: Database, tasks: Sequence[Task]) -> int:
-    """Queue them; those that are there already stay as they are. Answers how many were new."""
+    """Queue Tasks; existing ones stay unchanged. Returns how many were new."""
     return await database.insert_new("Task", storable(to_bson(tasks)))
 
 
@@ -58,9 +58,9 @@ async def admit(
     first_order: int | None = None,
     closing: Mapping[str, Any] | None = None,
 ) -> int:
-    """Admit queued Tasks one after the other, and open their seats. Answers how many: it ends at the first that
-    somebody else had before, or that is another round by now, and where somebody else has taken the place in the order.
-    `scorers`: by the id of a task, the one that it has from now on. `first_order`: the place of the first one.
+    """Admit queued Tasks one after the other, and open their seats. Returns how many. It stops at the first Task that
+    another process admitted or whose round has changed, and when another process took the place in the order.
+    `scorers`: by the id of a task, its scorer from now on. `first_order`: the place of the first Task.
     `closing`: settings of the group, of `GroupRule.kept`."""
     order = first_order or await last_order(database) + 1
     admitted: list[Task] = []
@@ -99,7 +99,7 @@ async def admit(
 
 
 async def last_order(database: Database) -> int:
-    """The greatest place in the order of admission that was given; each is given once."""
+    """The greatest place in the order of admission given so far; each place is given once."""
     newest = await database.find_one(
         "Task", {"admitted_order": {"$gt": 0}}, sort=[("admitted_order", -1)], projection=["admitted_order"]
     )
@@ -116,7 +116,7 @@ async def since_last_admission_s(database: Database) -> float:
 
 
 async def seat(database: Database, admitted: Sequence[Task]) -> None:
-    """Open the seats of Tasks that were admitted, as far as that was not done."""
+    """Open the missing seats of admitted Tasks."""
     if not admitted:
         return
     await _open(database, [(task, place, 1, task.admitted_at) for task in admitted for place in range(task.n)])
@@ -130,8 +130,8 @@ async def seat(database: Database, admitted: Sequence[Task]) -> None:
 async def open_records(
     database: Database, task: Task, seats: Sequence[tuple[int, int]], fork: Fork | None = None
 ) -> int:
-    """New attempts: (seat, attempt). If the Task went on meanwhile they are superseded at once. `fork`: where they
-    begin; those of a branch begin where it does."""
+    """Insert new attempts: (seat, attempt). If the round of the Task changed meanwhile, they are superseded at once.
+    `fork`: where they begin; attempts of a branch begin where the branch does."""
     now = await database.now()
     return await _open(database, [(task, place, attempt, now) for place, attempt in seats], fork)
 
@@ -139,7 +139,7 @@ async def open_records(
 async def _open(
     database: Database, seats: Sequence[tuple[Task, int, int, datetime | None]], fork: Fork | None = None
 ) -> int:
-    """Task, seat, attempt, since when."""
+    """The open Records of these attempts: task, seat, attempt, and the time."""
     records = [
         Record(
             id=record_id(task.id, task.round, place, attempt),
@@ -149,7 +149,7 @@ async def _open(
             round=task.round,
             seat=place,
             attempt=attempt,
-            # Somebody waits for the result of an evaluation, while training has other episodes to go on with.
+            # Evaluations come first: their results are waited for, while training has other episodes.
             order=task.admitted_order if task.purpose in TRAINS else 0,
             created_at=at,
             fork=fork or task.fork,
@@ -157,7 +157,7 @@ async def _open(
         for task, place, attempt, at in seats
     ]
     new = await database.insert_new("Record", to_bson(records))
-    # Looked at after the insert: a round that was raised before it could not sweep what was not there yet.
+    # Checked after the insert: if a new round began before it, its sweep could not find these Records.
     rounds = {task.id: task.round for task, *_ in seats}
     still = {"_id": {"$in": list(rounds)}, "status": TaskStatus.ADMITTED}
     found = await database.find("Task", still, projection=["round"])
@@ -168,7 +168,7 @@ async def _open(
 
 
 def unchanged(task: Task) -> dict[str, Any]:
-    """A condition: the Task is as it was read, and so are its records as far as operators change them."""
+    """A condition: the Task has not changed since it was read, and operators have not changed its records."""
     changes = task.changes or {"$in": [None, 0]}
     return {"_id": task.id, "status": task.status, "round": task.round, "changes": changes}
 
@@ -176,7 +176,7 @@ def unchanged(task: Task) -> dict[str, Any]:
 async def next_round(
     database: Database, task: Task, actor: Actor, reason: str, *, final_reason: str = "rounds"
 ) -> TaskStatus | None:
-    """Sample it again, or give it up if no rounds are left. None if the Task went on meanwhile."""
+    """Sample the Task again, or give it up if no rounds are left. Returns None if it changed meanwhile."""
     again = group_closing.another_round(task.round, task.rounds_max)
     target = TaskStatus.QUEUED if again else TaskStatus.DEAD
     moved = await _leave(database, task, target, actor, reason if again else final_reason, task.round + again)
@@ -184,12 +184,12 @@ async def next_round(
 
 
 async def kill(database: Database, task: Task, actor: Actor, reason: str) -> bool:
-    """To the dead letters."""
+    """Move the Task to the dead letters."""
     return await _leave(database, task, TaskStatus.DEAD, actor, reason, task.round)
 
 
 def refuse_requeue(task: Task) -> None:
-    """RefusedError where it means nothing, with the story."""
+    """Raises RefusedError, with the history of the task, if a requeue makes no sense."""
     if task.status == TaskStatus.LEASED:
         raise RefusedError(
             f"{task.id} is leased by step {task.step} of {task.lineage}; it cannot be sampled again now."
@@ -198,14 +198,15 @@ def refuse_requeue(task: Task) -> None:
 
 
 async def requeue(database: Database, task_id: str, reason: str, *, by: str = "") -> Task:
-    """By an operator, once per operation `by`. RefusedError where it means nothing, with the story."""
+    """Requeue for an operator, once per operation `by`. Raises RefusedError, with the history of the task, if that
+    makes no sense."""
     task = await get(database, task_id)
     if by and task.requeued_by == by:
         await sweep(database, task.id, Actor.OPERATOR)
         return task
     refuse_requeue(task)
-    # What is queued has no round to leave behind. One that was admitted has, also before its seats are there: they may
-    # still come, and would have the names of those that the next admission opens.
+    # A queued Task has no round to end. An admitted one has, even before its seats exist: they may still be inserted,
+    # and would have the names of those that the next admission opens.
     round = task.round + (task.status != TaskStatus.QUEUED)
     if not await _leave(database, task, TaskStatus.QUEUED, Actor.OPERATOR, reason, round, requeued_by=by):
         raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
@@ -215,7 +216,7 @@ async def requeue(database: Database, task_id: str, reason: str, *, by: str = ""
 async def _leave(
     database: Database, task: Task, target: TaskStatus, actor: Actor, reason: str, round: int, **more: str
 ) -> bool:
-    """Leave the present round for a status in which nothing of it holds a seat."""
+    """End the present round; in the new status none of its records holds a seat."""
     check(TASK, task.status, target, actor, story(task))
     left: Plain = {
         "$set": {
@@ -232,7 +233,7 @@ async def _leave(
             "repairing": False,
             "lineage": "",
             "step": -1,
-            # The next round has details of its own.
+            # The next round will have its own details.
             "pruned": False,
             **more,
         }
@@ -244,7 +245,7 @@ async def _leave(
 
 
 async def sweep(database: Database, task_id: str, actor: Actor = Actor.STEWARD) -> None:
-    """Supersede what holds seats of rounds that are over."""
+    """Supersede records that hold seats of rounds that are over."""
     task = load_if(Task, await database.find_one("Task", {"_id": task_id, "sweeping": True}))
     if task is None:
         return
@@ -261,7 +262,7 @@ async def _supersede(database: Database, filter: Plain, reason: str) -> None:
 
 
 async def repair(database: Database) -> int:
-    """Finish what somebody left half done."""
+    """Finish work that a process left half done."""
     seating = await database.find("Task", {"seating": True}, projection=_SEATS_FOLLOW_FROM)
     sweeping = await database.find("Task", {"sweeping": True}, projection=["_id"])
     await seat(database, [load(Task, found) for found in seating if found["status"] == TaskStatus.ADMITTED])
@@ -271,7 +272,7 @@ async def repair(database: Database) -> int:
 
 
 async def again(database: Database, task_id: str, *, most: int) -> bool:
-    """A trained Task may train once more: by the steward, after its interval."""
+    """Let a trained Task train once more. The steward calls it after the interval."""
     check(TASK, TaskStatus.TRAINED, TaskStatus.READY, Actor.STEWARD, task_id)
     allowed = {"_id": task_id, "status": TaskStatus.TRAINED, "trained_count": {"$lt": most}}
     return await database.update_one("Task", allowed, {"$set": {"status": TaskStatus.READY, "lineage": "", "step": -1}})
@@ -285,7 +286,7 @@ async def exhausted(database: Database, epochs: Mapping[str, int]) -> bool:
         begun = {"environment": environment, "split": "train", "done": True}
         if await database.count("Epoch", begun) < many:
             return False
-    # Asked after the epochs: what they brought is in the queue by now.
+    # Queried after the epochs, so that their new tasks are already in the queue.
     return await database.find_one("Task", waiting, projection=["_id"]) is None
 
 

@@ -1,7 +1,7 @@
 """Finds a page of tool calls, in the order of a list.
 
-Tool calls lie inside of model calls, so a list of them is read from other documents than it shows. Indexes lead to the
-documents; what they hold becomes rows.
+Tool calls are stored inside of model calls, so a list of them is read from other documents than it shows. Indexes find
+the documents, and the tool calls in them become rows.
 
 Invariants: every document with a row of the page is read, because the conditions on documents follow from those on
 rows; `-called_at`, `id` and `-latency_s` read no more documents than the page needs; every other order reads all that
@@ -31,7 +31,7 @@ _INSIDE = frozenset(
 )
 """The fields of a tool call that are stored inside of its document."""
 _AROUND = frozenset({"record", "task", "turn", "owner", "called_at"})
-"""Those that are the document's own."""
+"""The fields that belong to the document itself."""
 _FAILED = frozenset({ToolCallStatus.TOOL_ERROR, ToolCallStatus.TIMEOUT, ToolCallStatus.LOST})
 _CUT: Plain = {"$set": {"result": {"$substrCP": ["$result", 0, RESULT_CHARS + 1]}}}
 
@@ -46,7 +46,7 @@ async def rows(
     now: datetime,
     among: Sequence[str] | None = None,
 ) -> list[Plain]:
-    """The first rows behind a place in the order. `among`: only the calls with these ids."""
+    """The first rows after a place in the order. `among`: only the calls with these ids."""
     documents = _documents(expression, now)
     wanted: list[Query] = [to_mongo(expression, now)]
     if among is not None:
@@ -83,12 +83,12 @@ def document_of(id: str) -> str:
 async def _in_order_of_documents(
     database: Database, documents: _Documents, chosen: Sequence[Plain], keys: Sequence[SortKey], limit: int
 ) -> list[Plain]:
-    """Rows whose order is that of their documents; within one they are sorted by their ids."""
+    """Rows in the order of their documents; within a document they are sorted by their ids."""
     direction = -1 if keys[-1].descending else 1
     order = {"$sort": {name: direction for name, _ in to_mongo_sort(keys)}}
     by_id = {"$set": {"tool_calls": {"$sortArray": {"input": "$tool_calls", "sortBy": {"id": direction}}}}}
     found: list[Plain] = []
-    # The document of the place may have no row behind it.
+    # The document at the place may have no row after it.
     for most in (limit + 1,) if documents.exact else (limit + 1, 30 * limit, None):
         first = [{"$limit": most}] if most else []
         stages = [
@@ -107,7 +107,7 @@ async def _in_order_of_documents(
 
 
 def _behind(keys: Sequence[SortKey], place: Sequence[Any]) -> Query:
-    """Documents that have a row behind the place, and that of the last row."""
+    """Documents that have a row after the place, and the document of the last row."""
     down = keys[-1].descending
     same = {"_id": {"$lte" if down else "$gte": document_of(str(place[-1]))}}
     if keys[0].field.name == "id":
@@ -117,7 +117,8 @@ def _behind(keys: Sequence[SortKey], place: Sequence[Any]) -> Query:
 
 
 async def _slowest(database: Database, documents: _Documents, chosen: Sequence[Plain], limit: int) -> list[Plain]:
-    """Documents come in the order of their slowest call, and none of their rows comes before it."""
+    """The slowest rows. Documents are read in the order of their slowest call, so no later document has a slower
+    row."""
     first = [_matching(documents.queries), {"$sort": {"tool_calls.latency_s": -1, "_id": -1}}]
     order = {"$sort": {"latency_s": -1, "_id": -1}}
     slowest = {"$project": {"latency_s": {"$max": "$tool_calls.latency_s"}}}
@@ -138,8 +139,8 @@ def _slowness(row: Plain) -> tuple[float, str]:
 
 
 def _outcomes(names: Collection[str]) -> list[Plain]:
-    """What became of a call, for filters and orders that name it: whether a step that counts trained its record, and
-    how its newest replay ended."""
+    """Stages that add the outcome of a call, for filters and orders that name it: whether a step that counts trained
+    its record, and how its newest replay ended."""
     stages: list[Plain] = []
     if "trained" in names:
         counting: list[Plain] = [{"$match": {"status": StepStatus.COMMITTED}}, {"$project": {"records": 1}}]
@@ -171,7 +172,7 @@ class _Documents:
 
     queries: list[Query]
     exact: bool = True
-    """Each of these documents has a wanted row."""
+    """True if each of these documents has a wanted row."""
 
 
 def _documents(expression: Expression, now: datetime) -> _Documents:
@@ -191,7 +192,7 @@ def _documents(expression: Expression, now: datetime) -> _Documents:
 
 
 def _of_call(part: Expression, now: datetime) -> Query | None:
-    """The condition on a call inside of its document, if it is one."""
+    """The condition on a call inside of its document; None if the part is no such condition."""
     match part:
         case Compare(field, "=", bool(value)) if field.name == "failed":
             return FAILED_TOOL_ROW if value else {"$nor": [FAILED_TOOL_ROW]}
@@ -203,7 +204,7 @@ def _of_call(part: Expression, now: datetime) -> Query | None:
 
 
 def _parts(expression: Expression) -> Iterator[Expression]:
-    """Those that all have to be fulfilled."""
+    """The parts that must all be fulfilled."""
     if isinstance(expression, And):
         for part in expression.parts:
             yield from _parts(part)
@@ -222,7 +223,7 @@ def _names(expression: Expression) -> set[str]:
 
 
 def _following(part: Expression, now: datetime) -> list[Query]:
-    """What else is known of the document."""
+    """Further conditions on the document that follow from a condition on the call."""
     match part:
         case Compare(field, "=", str(value)) if field.name == "record" and value:
             return [{"_id": within(value)}]
@@ -239,7 +240,7 @@ def _following(part: Expression, now: datetime) -> list[Query]:
 
 
 def _is_of_failed(part: Expression) -> bool:
-    """Whether only calls that failed fulfil it."""
+    """Whether only failed calls fulfil it."""
     match part:
         case Compare(field, "=", value) if field.name == "failed":
             return value is True

@@ -1,4 +1,4 @@
-"""Words of MongoDB's update language that are used everywhere."""
+"""Common expressions of MongoDB's update language."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW = "$$NOW"
 
 
 def literally(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for a `$set` inside a pipeline, where a text that begins with a dollar would be read as a field."""
+    """Values for a `$set` inside a pipeline, in which a text that begins with a dollar would be read as a field."""
     plain = {name: msgspec.to_builtins(value, builtin_types=(bytes, datetime)) for name, value in fields.items()}
     return {name: {"$literal": value} for name, value in plain.items()}
 
@@ -24,20 +24,20 @@ def setting(fields: Mapping[str, Any] | None = None, **computed: Any) -> list[di
 
 
 def from_now(seconds: float) -> dict[str, Any]:
-    """That much after the server's now."""
+    """The server's time plus this duration."""
     return {"$add": [NOW, round(seconds * 1000)]}
 
 
 def seconds_since(field: str) -> dict[str, Any]:
-    """From a stored time to the server's now; 0 if there is no such time."""
+    """Seconds from a stored time to the server's time; 0 if the field has no value."""
     return {"$ifNull": [{"$divide": [{"$subtract": [NOW, f"${field}"]}, 1000.0]}, 0.0]}
 
 
 def is_past(field: str) -> dict[str, Any]:
-    """A condition: that time lies before the server's now. A field without a value is not past."""
+    """A condition: the stored time is before the server's time. A field without a value is not past."""
     return {field: {"$type": "date"}, "$expr": {"$lt": [f"${field}", NOW]}}
 
 
 def is_older(field: str, seconds: float) -> dict[str, Any]:
-    """A condition: that time is more than so many seconds ago."""
+    """A condition: the stored time is more than this many seconds ago."""
     return {field: {"$type": "date"}, "$expr": {"$lt": [f"${field}", from_now(-seconds)]}}

@@ -1,6 +1,6 @@
-"""What the collections hold about weights: lives of the trainer, what they saved, and what they published.
+"""What the collections hold about weights: lineages of the trainer, their checkpoints and their publications.
 
-Invariants: those of `agentrl.store.documents`.
+Invariants: the same as in `agentrl.store.documents`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Lineage(Named):
     opened_at: datetime | None = None
     closed: bool = False
     plan: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What admission must know of the trainer: bound, groups, publish_every, hold (a reason not to admit), trial (but
-    for a few)."""
+    """What admission must know of the trainer: bound, groups, publish_every, hold (a reason not to admit), trial
+    (whether a few are admitted nevertheless)."""
     roll_back_to: str = ""
     """The checkpoint that an operator chose for the next lineage."""
     roll_back_why: str = ""
     roll_back_by: str = ""
     """The operation that chose it."""
     rolled_back_to: str = ""
-    """The checkpoint that was chosen for this lineage, or for one before it of which no version was evaluated."""
+    """The checkpoint that was chosen for this lineage, or for an earlier one of which no version was evaluated."""
 
 
 OPENED = {"opened_at": {"$type": "date"}}
-"""All lineages, by an index."""
+"""A filter that finds all lineages by an index."""
 
 
 class CheckpointFile(msgspec.Struct):
@@ -55,7 +55,7 @@ class Checkpoint(Named):
     status: str = CheckpointStatus.WRITING
     pinned: bool = False
     kept_for: str = ""
-    """Why retention keeps it: `best evaluation`, or what was changed or undone after it."""
+    """Why retention keeps it: `best evaluation`, or the change or rollback that followed it."""
     settings: dict[str, KnobValue] = msgspec.field(default_factory=dict)
     """The scientific settings of the last step before it."""
     damage: str = ""
@@ -64,13 +64,13 @@ class Checkpoint(Named):
 
 
 class CanaryReading(msgspec.Struct, frozen=True):
-    """How an engine's log-probs of the canary compared with the trainer's: |difference|."""
+    """How much an engine's log-probs of the canary differed from the trainer's: |difference|."""
 
     engine: str
     largest: float
     mean: float
     limit: float
-    """Beyond which mean it would have refused."""
+    """The mean above which the engine would have refused the version."""
     at: datetime | None = None
     """When it passed."""
 
@@ -88,12 +88,12 @@ class Publication(Document):
     reasons: list[str] = msgspec.field(default_factory=list)
     served_by: list[str] = msgspec.field(default_factory=list)
     canary: list[CanaryReading] = msgspec.field(default_factory=list)
-    """Of every engine that served it."""
+    """The readings of every engine that served it."""
     canary_largest: float | None = None
-    """Of them all."""
+    """The largest of all readings."""
     evaluation: str = ""
     """`wanted`, `queued` or `done`; empty without an evaluation."""
     evaluated: dict[str, float] = msgspec.field(default_factory=dict)
-    """What its evaluation came to, by the names of metrics."""
+    """The results of its evaluation, by the names of metrics."""
     evaluated_tasks: str = ""
     """A digest of the held-out tasks of its evaluation. Only results on the same tasks are compared."""

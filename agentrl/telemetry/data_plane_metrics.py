@@ -109,13 +109,13 @@ def named(metric: Metric, name: str) -> str:
 
 
 def named_in(values: Mapping[str, float], metric: Metric) -> Iterator[tuple[str, float]]:
-    """Names and values of all metrics of this kind."""
+    """The names after the slash, and the values, of all metrics of this kind."""
     prefix = f"{metric.name}/"
     return ((name.removeprefix(prefix), value) for name, value in values.items() if name.startswith(prefix))
 
 
 class Meter:
-    """Adds up the slots in use over time. The caller has the clock."""
+    """Adds up the slots in use over time. The caller gives the time."""
 
     def __init__(self, now: float) -> None:
         self._at = now

@@ -2,7 +2,7 @@
 
 Invariants:
 - a term is active in a step if and only if the step has its metric, also if it touched no pair;
-- exactly one form of the loss is active; its metric is the share of pairs whose gradient it uses as it is.
+- exactly one form of the loss is active; its metric is the share of pairs whose gradient it uses unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_term(metric: str) -> bool:
 
 
 def in_words(metrics: Mapping[str, object]) -> list[str]:
-    """One line for each active term, the form of the loss first; empty for a step that trained nothing by it."""
+    """One line for each active term, the form of the loss first; empty for a step without these metrics."""
     found = [
         f"{name} ({what}): {_percent(share)} of tokens as they are"
         for metric, (name, what) in _FORM_METRICS.items()

@@ -1,4 +1,4 @@
-"""The checks of the account, by what they look at. Each reads the documents and names those that do not agree.
+"""The checks of the account, by subject. Each reads documents and names those that do not agree.
 
     problems    what a check answers            seats       rounds, seats, attempts
     groups      baselines and shares            steps       what was leased, trained, rolled back

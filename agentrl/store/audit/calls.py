@@ -1,7 +1,7 @@
 """Turns, model calls, tool calls and tokens.
 
-Invariants proven here: what ended by the policy's doing waits for nothing any more; a record generated as many tokens
-as its calls have, each with a log-prob and a version; it trains no more than it generated.
+Invariants checked here: a record that ended by a policy result or limit has no open calls; a record generated as many
+tokens as its calls have, each with a log-prob and a version; it trains no more tokens than it generated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def ended_and_still_waiting(database: Database) -> Problem | None:
         ("tool calls", {"tool_calls.status": {"$in": open_statuses}}),
     ):
         stages: list[Plain] = [
-            # The indexes of what is open begin with the record, and a server uses them for a query that names it.
+            # The indexes on open calls begin with the record, and a server uses them for a query that names it.
             {"$match": waiting | {"record": {"$gt": ""}}},
             {"$lookup": {"from": "Record", "localField": "record", "foreignField": "_id", "as": "of"}},
             {"$match": {"of.status": {"$in": _ENDED}}},
@@ -35,7 +35,7 @@ async def ended_and_still_waiting(database: Database) -> Problem | None:
 
 
 def _packed(field: str) -> Plain:
-    """How many numbers stand behind the byte that names the format."""
+    """The number of packed numbers, which follow the byte that names the format."""
     return {"$max": [0, {"$divide": [{"$subtract": [{"$binarySize": f"${field}"}, 1]}, _BYTES_EACH]}]}
 
 
@@ -45,7 +45,8 @@ _COUNTED: Plain = {"$sum": {"$map": {"input": "$versions", "in": {"$arrayElemAt"
 
 
 async def tokens_may_be_wrong(database: Database) -> bool:
-    """False if the two checks below cannot find anything. It compares bytes, which costs less than their numbers."""
+    """False if the two checks below cannot find anything. It compares sizes in bytes, which is cheaper than unpacking
+    numbers."""
     output, log_probs = {"$binarySize": "$output"}, {"$binarySize": "$log_probs"}
     of_versions: Plain = {"$add": [1, {"$multiply": [_BYTES_EACH, _COUNTED]}]}
     odd: Plain = {"$or": [{"$ne": [output, log_probs]}, {"$ne": [output, of_versions]}]}
@@ -76,7 +77,7 @@ async def tokens_may_be_wrong(database: Database) -> bool:
 
 
 def _of_records(*, reported: Any) -> tuple[Plain, Plain]:
-    """Stages that add what the records report."""
+    """Stages that add the numbers that the records report."""
     scored = {"status": RecordStatus.SCORED}
     return beside("Record", {"reported": reported}, filter=scored), beside(
         "DBRecordData", {"trained": "$trained_tokens"}
@@ -95,7 +96,7 @@ async def calls_that_do_not_fit(database: Database) -> Problem | None:
 
 
 async def tokens_that_do_not_add_up(database: Database) -> Problem | None:
-    """Of records that are scored: what they tell against what their calls have."""
+    """Scored records whose number of tokens differs from that of their calls."""
     stages: list[Plain] = [
         _WITH_TOKENS,
         {"$project": {"_id": 0, "id": "$record", "generated": _packed("output")}},
@@ -108,7 +109,7 @@ async def tokens_that_do_not_add_up(database: Database) -> Problem | None:
                 **{name: the_one(name) for name in ("reported", "trained")},
             }
         },
-        # Those whose calls were removed are left out.
+        # Records whose calls were removed are left out.
         {"$match": {"calls": {"$gt": 0}, "reported": {"$ne": None}}},
         {
             "$match": {

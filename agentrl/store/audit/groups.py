@@ -1,7 +1,7 @@
 """Baselines and shares.
 
-Invariants proven here: a baseline is the mean and the deviation of the scores of the group's valid members, computed
-once more; what failed for infrastructure is no member; a record with an advantage is a member.
+Invariants checked here: a baseline is the mean and the deviation of the scores of the group's valid members, which are
+computed again; a record that failed for infrastructure is not a member; a record with an advantage is a member.
 """
 
 from __future__ import annotations

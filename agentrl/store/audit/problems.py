@@ -1,4 +1,4 @@
-"""What a check answers, and words that several checks use.
+"""The result of a check, and functions that several checks use.
 
 Invariant: a problem names the first documents that show it, and how many there are.
 """
@@ -22,15 +22,15 @@ SEATED = (TaskStatus.ADMITTED, TaskStatus.READY, TaskStatus.LEASED, TaskStatus.T
 
 class Problem(msgspec.Struct, frozen=True):
     what: str
-    """In the plural, with no verb in it that one alone would have another form of."""
+    """A noun phrase in the plural; it has no verb that would differ in the singular."""
     count: int
     examples: tuple[str, ...] = ()
     """The first SHOWN of them; a check itself names NAMED."""
 
     def still(self, before: Problem) -> Problem | None:
-        """What is left of it without the documents that the look before did not find."""
+        """The part of the problem that an earlier look found in the same documents."""
         if self.count > len(self.examples) or before.count > len(before.examples):
-            # Not all are named: they may be the same.
+            # Not all documents are named, so they may be the same.
             return self
         known = set(before.examples)
         same = tuple(name for name in self.examples if name in known)
@@ -57,7 +57,7 @@ def each(*checks: Check) -> Checks:
 
 
 def each_if(suspicion: Callable[[Database], Coroutine[Any, Any, bool]], *checks: Check) -> Checks:
-    """`suspicion` is one pass, cheaper than the checks. It returns whether any of them can find a problem."""
+    """`suspicion` is one pass that is cheaper than the checks. It returns whether any of them can find a problem."""
     all_of_them = each(*checks)
 
     async def results(database: Database) -> list[Problem]:
@@ -67,7 +67,7 @@ def each_if(suspicion: Callable[[Database], Coroutine[Any, Any, bool]], *checks:
 
 
 async def found(database: Database, collection: str, stages: Sequence[Plain], what: str) -> Problem | None:
-    """A problem if the stages leave anything."""
+    """A problem if the stages leave any document."""
     rest = {"count": {"$sum": 1}, "examples": {"$minN": {"input": "$_id", "n": NAMED}}}
     left = await database.aggregate(collection, [*stages, {"$group": {"_id": None, **rest}}])
     if not left:

@@ -1,7 +1,7 @@
 """Replays of tool calls.
 
-Invariants proven here: a replay has a verdict if and only if it was judged, and an owner while it is worked on; one of
-which a call with effects outside may have run never waits to run again; no replay runs more often than was asked for.
+Invariants checked here: a replay has a verdict if and only if it was judged, and an owner while it runs; a replay whose
+call with effects outside may have run is never queued again; no replay runs more often than requested.
 """
 
 from __future__ import annotations

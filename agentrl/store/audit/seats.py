@@ -1,8 +1,8 @@
 """Rows, tasks, seats and attempts.
 
-Invariants proven here: every row of an epoch that began is one Task; a Task that was admitted has all its seats, and
-only its present round holds any; a seat has at most one holder; attempts of a seat follow one another without a gap,
-each after one that failed, and no more of them are paid for than are allowed.
+Invariants checked here: every row of an epoch that began is one Task; an admitted Task has all its seats, and only its
+present round holds seats; a seat has at most one holder; attempts of a seat have consecutive numbers, each follows one
+that failed, and no seat has more counted re-draws than allowed.
 
 One pass over the records finds the tasks in which anything of their seats may be wrong. Only these are examined.
 """
@@ -28,7 +28,7 @@ from agentrl.store.database import Database, Plain
 
 HOLDING = sorted(status.value for status in HOLDS_SEAT)
 _FOLLOWED = [*(status.value for status in REDRAWN), RecordStatus.SUPERSEDED.value]
-"""What another attempt may come after. A repair supersedes an attempt that was opened after its base."""
+"""Statuses that another attempt may follow. A repair supersedes an attempt that was opened after its base."""
 _WITHOUT_SEATS = (TaskStatus.QUEUED, TaskStatus.DEAD)
 _ROUND = ("round", "held", "records", "seats", "first", "last")
 
@@ -55,12 +55,12 @@ def _unknown(table: Table) -> Plain:
 
 
 async def rows_that_are_not_tasks(database: Database) -> Problem | None:
-    """A portion that was inserted and not noted yet is more than was noted, never less."""
+    """Epochs with fewer Tasks than noted. There may be more, if a portion was inserted and not noted yet."""
     stages: list[Plain] = [
         {
             "$lookup": {
                 "from": "Task",
-                # Ids of its Tasks begin with its own and a slash, which a 0 follows.
+                # The ids of its Tasks begin with its own id and a slash; 0 is the character after the slash.
                 "let": {"first": {"$concat": ["$_id", "/"]}, "end": {"$concat": ["$_id", "0"]}},
                 "pipeline": [
                     {"$match": {"$expr": {"$and": [{"$gte": ["$_id", "$$first"]}, {"$lt": ["$_id", "$$end"]}]}}},
@@ -93,8 +93,8 @@ async def rows_that_are_not_tasks(database: Database) -> Problem | None:
 
 
 async def by_task(database: Database) -> AsyncIterator[Plain]:
-    """Each task that exists or that records name: its own fields as `of`, if it exists, and for each of its rounds how
-    many records, seats and held seats it has, with the lowest and the highest attempt."""
+    """Every task that exists or that records name: its own fields as `of`, if it exists, and for each of its rounds the
+    number of records, seats and held seats, with the lowest and the highest attempt."""
     holds: Plain = {"$cond": [{"$in": ["$status", HOLDING]}, 1, 0]}
     rounds: Plain = {
         "$group": {
@@ -153,7 +153,7 @@ def _is_suspect(task: Plain) -> bool:
 
 def _is_suspect_round(each: Plain, of: Plain) -> bool:
     if each["records"] != each["seats"] or (each["first"], each["last"]) != (1, 1):
-        return True  # one record of each seat, and its first attempt, cannot be wrong
+        return True  # if each seat has one record, its first attempt, nothing can be wrong
     if not each["held"] or of.get("sweeping") is True:
         return False
     return bool(each.get("round") != of.get("round") or of.get("status") in _WITHOUT_SEATS)
@@ -161,7 +161,7 @@ def _is_suspect_round(each: Plain, of: Plain) -> bool:
 
 async def _records_without_task(database: Database, tasks: Plain) -> Problem | None:
     joined: Plain = {"$lookup": {"from": "Task", "localField": "_id", "foreignField": "_id", "as": "of"}}
-    # Each task is looked at once, and not with each of its records.
+    # Looks at each task once, instead of once for each of its records.
     among: Plain = {"$match": {"task": tasks}}
     groups = await database.aggregate("Record", [among, {"$group": {"_id": "$task"}}, joined, {"$match": {"of": []}}])
     missing = [group["_id"] for group in groups]
@@ -198,7 +198,7 @@ async def _seats_held_twice(database: Database, tasks: Plain) -> Problem | None:
 
 
 async def _seats_held_in_vain(database: Database, tasks: Plain) -> Problem | None:
-    """Of a round that is over, or of a Task that has no seats now."""
+    """Records that hold a seat of a round that is over, or of a Task that has no seats now."""
     held: Plain = {"$match": {"task": tasks, "status": {"$in": HOLDING}}}
     rounds: list[Plain] = [
         held,
@@ -265,7 +265,7 @@ async def _broken_chains_of_attempts(database: Database, tasks: Plain) -> Proble
 
 
 async def records_of_the_dead(database: Database) -> Problem | None:
-    """A dead sampler is noticed within seconds or a lease; these stayed for longer."""
+    """Records that stayed with a dead sampler for longer than its detection takes (seconds, or one lease)."""
     running = {"status": RecordStatus.RUNNING}
     names = await database.distinct("Record", "owner", running)
     dead = await owners.dead_among(database, names)

@@ -1,8 +1,8 @@
-"""What was leased, trained and rolled back.
+"""Steps: what was leased, trained and rolled back.
 
-Invariants proven here: a leased Task is in the leased Step that it names, one that trained in the committed Step that
-it names; a Step's number stands once; a record trains no more often than it may; what stands was covered by the
-checkpoint that the next lineage began from.
+Invariants checked here: a leased Task is in the leased Step that it names; a trained Task is in the committed Step that
+it names; a number belongs to one committed Step; a record trains no more often than allowed; committed Steps of older
+lineages are covered by the checkpoint from which the next lineage began.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def leases_that_disagree(database: Database) -> Problem | None:
 
 
 async def ends_that_disagree(database: Database) -> Problem | None:
-    """What says that it trained, or was filtered, did so in the Step that it names."""
+    """Tasks whose Step does not agree that it trained or filtered them."""
     for status, members in ((TaskStatus.TRAINED, "tasks"), (TaskStatus.FILTERED, "filtered")):
         stages = _without_step(status, StepStatus.COMMITTED, members)
         problem = await found(database, "Task", stages, f"{status} tasks that no committed step has")
@@ -62,7 +62,7 @@ async def steps_that_stand_twice(database: Database) -> Problem | None:
 
 
 async def leases_of_the_closed(database: Database) -> Problem | None:
-    """A lineage that is closed leases nothing, and an open one leases one Step at a time."""
+    """Leases of closed lineages, and open lineages with more than one lease."""
     stages: list[Plain] = [
         {"$match": {"status": StepStatus.LEASED}},
         {"$group": {"_id": "$lineage", "leased": {"$sum": 1}}},
@@ -73,7 +73,8 @@ async def leases_of_the_closed(database: Database) -> Problem | None:
 
 
 async def steps_outside_of_their_lineage(database: Database) -> Problem | None:
-    """A lineage begins after its checkpoint, and what no checkpoint of the valid history covers was rolled back."""
+    """Steps before the checkpoint of their lineage, and committed Steps that no checkpoint of the valid history
+    covers."""
     every = await database.find("Lineage", {}, projection={"plan": 0})
     lineages = [load(Lineage, document) for document in every]
     first = {lineage.id: lineage.first_step for lineage in lineages}

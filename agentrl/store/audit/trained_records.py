@@ -1,8 +1,8 @@
-"""What every committed Step trained, next to what it trained from.
+"""Compares what every committed Step trained with the data that it trained from.
 
-Invariants proven here: what trained is scored, of the policy's doing, and has an advantage; it trained with the Task
-that it is an attempt at, by a share of that Task; no token of it is older than the Step's bound, computed once more
-from the versions of the tokens and the parents of the versions.
+Invariants checked here: a trained record is scored, ended by a policy result or limit, and has an advantage; it trained
+with its own Task, by a share of that Task; none of its tokens is older than the bound of the Step. Ages are computed
+again from the versions of the tokens and the parents of the versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CLASSES = frozenset({"policy", "limit"})
 
 
 def _of_step(field: str, collection: str, *fields: str) -> Plain:
-    """A stage that adds, under the name of a collection, the documents of it that a Step names."""
+    """A stage that adds the documents of a collection that a Step names, under the name of that collection."""
     return {
         "$lookup": {
             "from": collection,
@@ -85,7 +85,7 @@ def _outside_of_their_group(step: Plain) -> set[str]:
 
 def _too_old(tree: VersionTree, step: Plain) -> Sequence[str]:
     if not step.get("bounds"):
-        return ()  # of an older run, which did not note them
+        return ()  # an older run, which did not store bounds
     bounds = {task["_id"]: step["bounds"].get(task["environment"], -1) for task in step["Task"]}
     return [data["_id"] for data in step["DBRecordData"] if _age(tree, data, step) > bounds.get(data["task"], -1)]
 

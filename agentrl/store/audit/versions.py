@@ -1,7 +1,7 @@
 """Lineages, publications and ages.
 
-Invariants proven here: one lineage is open at most; versions of a later lineage are greater than all before, and come
-from one that exists; a Step begins from a version of its own lineage.
+Invariants checked here: at most one lineage is open; versions of a later lineage are greater than all earlier ones, and
+have a parent that exists; a Step begins from a version of its own lineage.
 """
 
 from __future__ import annotations
