@@ -1,9 +1,9 @@
 """Environments of other packages in a run file: `environments: {lake: "gymnasium:FrozenLake-v1"}`.
 
 Invariants:
-- A program of the package is asked for its tasks when they are not there yet; after that the run file names their file
-  like any other dataset.
-- What the run file says itself has priority over what is found here.
+- If the tasks do not exist yet, a program of the package makes them; after that the run file names their file like any
+  other dataset.
+- Values in the run file have priority over values that are found here.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from agentrl.errors import ConfigError
 
 ROWS, HELD_OUT = 512, 64
 _COMMAND_S = 60.0
-"""Of one command of a shell."""
+"""The time limit of one shell command."""
 _AROUND_S = 30.0
-"""What the verifier of a task may take longer than its limit before its call is given up."""
+"""The extra time of a task's verifier beyond its own limit before its call is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a source says of `environments.NAME`, and of `tools.NAME` if it has tools."""
+    """The keys that a source sets in `environments.NAME`, and in `tools.NAME` if it has tools."""
 
     environment: dict[str, Any]
     server: dict[str, Any] = field(default_factory=dict)
@@ -48,8 +48,8 @@ def found_in(
     base: Path,
     sandbox: str = "",
 ) -> Found:
-    """`given` and `server` are what the run file has; paths are relative to `base`, and the sandbox is one of
-    `sandboxed_commands`. Raises ConfigError."""
+    """The keys that the source sets. `given` and `server` are the sections of the run file; paths are relative to
+    `base`, and the sandbox is one of `sandboxed_commands`. Raises ConfigError."""
     try:
         match source.kind:
             case "mcp":
@@ -97,6 +97,6 @@ def _harbor(folder: Path, name: str, server: Mapping[str, Any]) -> Found:
 
 
 def _number(given: Mapping[str, Any], key: str, default: int) -> int:
-    """What is no number is refused later, with its place."""
+    """Values that are not numbers are refused later, with their place."""
     value = given.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

@@ -1,8 +1,8 @@
 """The agent configuration file of AgentCPM (`rollout.agent_config`): its judge and summaries as sections of ours.
 
 Invariants:
-- The file is used as it is; what the run file says itself in `models`, `judges` and `summaries` has priority.
-- A key that stands in the file is kept in a file of its own that only its user may read, and is in no configuration.
+- The file is used unchanged; values of the run file in `models`, `judges` and `summaries` have priority.
+- An API key in the file is moved to a separate file that only the user may read; no configuration contains it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.config.secrets import is_reference
 from agentrl.errors import ConfigError
 
 JUDGES = ("agentcpm", "asearcher")
-"""The scorers that it is for; the second is an older name for the first."""
+"""The names of scorers for which the judge is used; the second is an older name for the first."""
 JUDGE_MODEL, BROWSE_MODEL = "agentcpm_judge", "agentcpm_browse"
 CHARS_OF_A_TOKEN = 4
 _AT = ("rollout", "agent_config")
@@ -30,7 +30,7 @@ _VERDICT = "\n\nWhatever is said above about the form: end with one line, VERDIC
 
 
 def fill_in(written: Written, base: Path) -> None:
-    """Add what the file says to the tree of the run file. Raises ConfigError."""
+    """Add the sections of the file to the tree of the run file. Raises ConfigError."""
     rollout = written.value.get("rollout")
     named = rollout.get("agent_config") if isinstance(rollout, dict) else None
     if not isinstance(named, str) or not named:
@@ -47,7 +47,7 @@ def fill_in(written: Written, base: Path) -> None:
 
 
 def sections_of(path: Path, where: str) -> dict[str, dict[str, Any]]:
-    """The sections of a run file that say the same."""
+    """The equivalent sections of a run file."""
     whole = _read(path, where)
     models: dict[str, Any] = {}
     found: dict[str, dict[str, Any]] = {"models": models}
@@ -116,7 +116,7 @@ def _reference(key: str) -> str:
 
 
 def _template(given: object) -> str:
-    """A template of `str.format` in our words; empty if there is none."""
+    """A template of `str.format` with the place names of our judges; empty if there is none."""
     if not isinstance(given, str) or not given.strip():
         return ""
     text = re.sub(r"\{(question|labeled_answer|pred_answer)\}", lambda found: _PLACES[found[1]], given)

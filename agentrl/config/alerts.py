@@ -88,8 +88,8 @@ class WebhookSink(Section):
 
 class ExecSink(Section):
     command: Annotated[Command, Field(min_length=1)]
-    """Started for each notification, with the notification as JSON on standard input, and its fields in the environment
-    as AGENTRL_ALERT_SENTENCE, _SUGGEST, _SEVERITY and so on."""
+    """A command that is started for each notification. It gets the notification as JSON on standard input, and its
+    fields in the environment as AGENTRL_ALERT_SENTENCE, _SUGGEST, _SEVERITY and so on."""
 
 
 class MailSink(Section):
@@ -147,15 +147,15 @@ class Alerts(Section):
     dead_man: DeadMan | None = None
     """A ping that proves that alerts would arrive."""
     permission: Literal["", "viewer", "operator", "admin"] = "viewer"
-    """What the commands of `sinks.exec` and `dead_man.exec` may do with the run; empty: nothing. What they get contains
-    text of units and models."""
+    """What the commands of `sinks.exec` and `dead_man.exec` may do with the run; empty: nothing. Caution: their input
+    contains text of units and models."""
     repeat_s: Seconds = 3600.0
     """How often an unacknowledged page is sent again."""
     memory_window_s: Annotated[Seconds, Field(ge=1)] = 3600.0
     """The evidence for `unit-memory-grows`: it fires when the memory of a unit has grown for one and a half windows,
     after a warm-up of a sixth of a window that does not count. Six windows are kept."""
     disk_window_s: Annotated[Seconds, Field(ge=1)] = 1800.0
-    """The evidence for the forecast of a full disk: how long it has filled up at the same rate."""
+    """The evidence for the forecast of a full disk: for how long the disk must have filled up at the same rate."""
 
     @model_validator(mode="after")
     def _names_once(self) -> Alerts:

@@ -13,7 +13,7 @@ _FACTORS = {"": 1, "b": 1} | {
 
 
 def parse_bytes(value: object) -> object:
-    """`512MiB` -> 536870912. Anything but text is left to the validation of the number."""
+    """`512MiB` -> 536870912. Values that are not text are left to the validation of the number."""
     if not isinstance(value, str):
         return value
     match = _BYTES.fullmatch(value.strip())

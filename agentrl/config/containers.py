@@ -1,4 +1,4 @@
-"""What a container or a job says by its environment to all processes of the run in it."""
+"""Variables by which a container or a job passes settings to all processes of the run in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ CONTAINER_VARIABLE = "AGENTRL_OWN_CONTAINER"
 
 
 def ends_with_process_1() -> bool:
-    """Whether process 1 belongs to the run. Then the kernel ends every process here when that one ends, so nothing of
-    the run can be left."""
+    """Whether process 1 belongs to the run. If it does, the kernel ends every process here when process 1 ends, so no
+    process of the run can be left."""
     return bool(os.environ.get(CONTAINER_VARIABLE))

@@ -15,14 +15,14 @@ class Context(Section):
     """What is left out of a conversation that is too long. Every edit is a branch of the record, which trains."""
 
     strategy: ContextStrategy = "stop"
-    """`stop`: the episode ends. `discard_tool_results`: results of earlier turns go. `sliding_window`: the oldest turns
-    go. `discard_all_with_summary`: the model writes down what it knows in a turn of its own, and goes on from the query
-    and that. `summarise`: another model writes it."""
+    """`stop`: the episode ends. `discard_tool_results`: results of earlier turns are removed. `sliding_window`: the
+    oldest turns are removed. `discard_all_with_summary`: the model writes a summary in an extra turn, and continues
+    from the query and the summary. `summarise`: another model writes the summary."""
     budget: Natural = 0
-    """Tokens of a prompt above which this is done. 0: so that an answer of `sampling.max_tokens` still fits into
-    `sampling.context`."""
+    """The most tokens of a prompt; an edit makes longer prompts shorter. 0: as many as leave room for an answer of
+    `sampling.max_tokens` in `sampling.context`."""
     keep: Positive = 1
-    """Turns at the end that stay whole, with `discard_tool_results` and `sliding_window`."""
+    """How many of the last turns stay whole, with `discard_tool_results` and `sliding_window`."""
     model: str = ""
     """With `summarise`: a name in `models`."""
 
@@ -34,11 +34,11 @@ class Context(Section):
 
 
 class Repetition(Section):
-    """When an episode repeats itself."""
+    """When an episode counts as repeating itself, and what happens then."""
 
     texts: Natural = 3
-    """So many turns in a row that say the same. 0: any number."""
+    """This many consecutive turns with the same text count as a repetition. 0: any number is allowed."""
     calls: Natural = 0
-    """So many turns in a row that make the same calls with the same arguments. 0: any number."""
+    """This many consecutive turns with the same calls and arguments count as a repetition. 0: any number is allowed."""
     means: Literal["end", "warn"] = "end"
-    """`end`: the episode ends with the outcome `repetition`. `warn`: the model reads a sentence about it, each time."""
+    """`end`: the episode ends with the outcome `repetition`. `warn`: each time, the model gets a sentence about it."""

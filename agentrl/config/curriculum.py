@@ -33,15 +33,15 @@ class StageEnd(Section):
     score: Annotated[Number, OF_GROUPS]
     """The mean score of its newest groups."""
     groups: Positive = 32
-    """How many groups, all admitted within the stage."""
+    """How many of the newest groups are measured, all of them admitted within the stage."""
 
 
 class CurriculumStage(Section):
     """A mix of environments for a while."""
 
     mix: dict[str, Annotated[Number, Field(ge=0, le=1_000)]]
-    """Weights by environment, instead of `environments.NAME.weight`. One that is left out is sampled only if nothing of
-    the others is left."""
+    """Weights by environment, instead of `environments.NAME.weight`. An environment that is left out is sampled only if
+    the others have no tasks left."""
     scorers: dict[str, str] = Field(default_factory=dict)
     """Scorers by environment, instead of `environments.NAME.scorer`; a task that names one keeps it."""
     until: StageEnd | None = None

@@ -17,7 +17,7 @@ class MlflowSettings(Section):
     server: _Server = ""
     """The URL of a tracking server; empty: none."""
     experiment: str = "agentrl"
-    """The experiment that the run belongs to; it is made if it is missing."""
+    """The experiment that the run belongs to; it is created if it is missing."""
     token: Secret = None
     """A reference to the token of the server: `env:NAME` or `file:PATH`."""
 

@@ -64,15 +64,15 @@ _SCIENTIFIC_CLAIM = Tunable("next claim", Role.SAMPLER, scientific=True)
 
 SHIPPED_AGENTS = ("single_turn_agent", "tool_agent")
 SHIPPED_SCORERS = ("exact", "math")
-"""The agent loops and scorers that are registered without user code."""
+"""The scorers that are registered without user code."""
 
 
 class Images(Section):
-    """What a model that reads images is shown."""
+    """How images are shown to a model that reads them."""
 
     max_pixels: Natural = 0
-    """Larger images are reduced to so many pixels; 0: the limit in the model's directory. It decides how many tokens an
-    image has."""
+    """Larger images are reduced to this many pixels; 0: the limit in the model's directory. The limit decides how many
+    tokens an image has."""
     max_bytes: Annotated[Bytes, Field(le=12 << 20)] = 8 << 20
     """The largest file of an image; larger ones are refused."""
     origins: Words = ()
@@ -89,9 +89,9 @@ class Model(Section):
     """`tiny` builds a model of half a million parameters with a tokenizer of its own, for two processor cores."""
     template: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's own chat template, such as `enable_thinking: false` or `reasoning_effort: low`. `date`
-    is what it gets as today; without it, 2025-01-01."""
+    sets the date of today in the template; the default is 2025-01-01."""
     images: Images = Images()
-    """What a model that reads images is shown, and where images may come from."""
+    """How images are shown to a model that reads them, and where images may come from."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Model:
@@ -111,32 +111,32 @@ class Environment(Section):
     """A family of tasks with its tools, agent loop and scorer."""
 
     code: str = ""
-    """A Python file that declares this environment with `agentrl.Environment`, and so the keys that are not given here;
-    relative to the run file. Or an environment of another package, such as `gymnasium:FrozenLake-v1`. `NAME: FILE.py`
-    is short for it."""
+    """A Python file, relative to the run file, that declares this environment with `agentrl.Environment`; its
+    declaration sets the keys that are not given here. Or an environment of another package, such as
+    `gymnasium:FrozenLake-v1`. `NAME: FILE.py` is short for `NAME: {code: FILE.py}`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """With a `code` of another package: what its own constructor is given, such as `{is_slippery: false}`."""
+    """With a `code` of another package: the arguments of its constructor, such as `{is_slippery: false}`."""
     rows: Positive = 512
-    """With a `code` of another package that makes its tasks: how many are made to train on."""
+    """With a `code` of another package that makes its tasks: how many it makes for training."""
     held_out: Natural = 64
-    """With a `code` of another package that makes its tasks: how many are made to evaluate."""
+    """With a `code` of another package that makes its tasks: how many it makes for evaluation."""
     python: str = "{python}"
-    """With a `code`: the Python that has its packages; `{python}` is that of the run. The agent and scorers of a Python
-    file then run in a process of their own."""
+    """With a `code`: the Python that has its packages; `{python}` is the Python of the run. With any other Python, the
+    agent and scorers of a Python file run in a separate process."""
     sandbox: RequiredSandbox = Sandbox(kind="none")
-    """With a `code`: what its agent and scorers, or the program of another package, may read, write, reach and use, in
-    a process of their own: `none`, `process`, or a section with the keys of a tool server's sandbox, in which
-    `required` is `true` by default."""
+    """With a `code`: the sandbox of a separate process for its agent and scorers, or for the program of another
+    package. It limits what they may read, write, reach and use: `none`, `process`, or a section with the keys of a tool
+    server's sandbox, in which `required` is `true` by default."""
     resumable: Flag = False
-    """With a `code` in a process of its own: another sampler may continue its episodes in the middle, because its agent
-    asks the same whenever it is given the same answers. The file says so by `@rl.agent(resumable=True)`."""
+    """With a `code` in a separate process: another sampler may continue its unfinished episodes, because its agent
+    makes the same requests whenever it gets the same answers. The file declares this by `@rl.agent(resumable=True)`."""
     dataset: str
     """File or directory of the tasks to train on: JSONL, JSON, Parquet, or a dataset on disk; relative to the run
     file. Or a dataset of a hub: `hub:NAME`, `hub:NAME:CONFIGURATION`."""
     evaluation: str = ""
     """The same for held-out tasks; empty: no evaluation."""
     made_by: str = ""
-    """The command that makes these files. It is shown if they are missing, and never run."""
+    """The command that makes these files. It is shown if they are missing; it is never run."""
     tools: Words = ()
     """Names of tool servers (`tools`) that its episodes may use."""
     agent: str = "tool_agent"
@@ -144,21 +144,21 @@ class Environment(Section):
     scorer: str = "exact"
     """The scorer, by its registered name; a task may name another."""
     watchers: Words = ()
-    """Scorers that train nothing: what they say is a part of each record, which `reward_watch` compares with the score.
-    In an environment of a file: names of its metrics, or scorers."""
+    """Scorers that do not train: their scores are stored with each record, and `reward_watch` compares them with the
+    score. In an environment of a file: names of its metrics, or scorers."""
     answer_schema: str = "answer"
     """Where the answer is: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
     parser: Parser = "qwen"
-    """How the model writes tool calls; a sampler warns if the model's chat template writes them otherwise."""
+    """How the model writes tool calls; a sampler warns if the model's chat template writes them differently."""
     history: Literal["sampled", "template"] = "sampled"
-    """What the model gets of its earlier turns: the tokens that it sampled, or what its chat template writes of them
-    now, without thoughts for instance. A prompt that differs from what was sampled is a branch."""
+    """The form in which the model gets its earlier turns: as the tokens that it sampled, or as its chat template writes
+    them now, perhaps without thoughts. A prompt that differs from the sampled tokens is a branch."""
     system: str = ""
     """The system prompt."""
     context: Context = Context()
     """What is left out of a conversation that is too long."""
     repetition: Repetition = Repetition()
-    """When an episode repeats itself."""
+    """When an episode counts as repeating itself, and what happens then."""
     max_turns: Positive = 8
     """Model calls of an episode. After them it ends at the limit of the policy."""
     epochs: Positive = 1
@@ -193,7 +193,7 @@ class Environment(Section):
 
 
 class HealthCheck(Section):
-    """How to find out that a tool server works."""
+    """How to check that a tool server works."""
 
     tool: str = ""
     """A tool that is called every few seconds; it must change nothing. Empty: the server lists its tools."""
@@ -208,7 +208,7 @@ class HealthCheck(Section):
 
 
 class ToolServer(Section):
-    """An MCP server that toolboxes own."""
+    """An MCP server that the toolboxes use."""
 
     command: Command = ()
     """The program and its arguments, for a server over stdio. `{python}` and `{run_dir}` are replaced."""
@@ -255,9 +255,9 @@ class ToolServer(Section):
     timeout_s: Seconds = 30.0
     """How long one call may take."""
     calls: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
-    """Calls at the same time, of all episodes; others wait. 0: 32, or 16 behind an address."""
+    """Concurrent calls of all episodes; further calls wait. 0: 32, or 16 behind an address."""
     queue_s: Annotated[Seconds, Field(le=40)] = 30.0
-    """How long a call waits for others; then it is refused (HTTP 429). Samplers repeat it for ten minutes."""
+    """How long a call waits for other calls before it is refused (HTTP 429). Samplers repeat it for ten minutes."""
     timeout_means: Blame = "infrastructure"
     """Who is to blame if a call takes too long."""
     crash_means: Blame = "infrastructure"
@@ -280,7 +280,7 @@ class ToolServer(Section):
 
     @property
     def address(self) -> str:
-        """Where a server runs that the toolbox does not start; empty for one with a command."""
+        """The address of a server that the toolbox does not start; empty for a server with a command."""
         return self.url or self.sse or self.mcpapi
 
     @property
@@ -355,12 +355,12 @@ class Rollout(Section):
     episode_s: Annotated[Number, Field(ge=1, le=LONGEST_S), _SCIENTIFIC_CLAIM] = 600.0
     """How long an episode may take. Waiting for an engine, a toolbox or a place in it does not count."""
     episode_timeout_means: Annotated[Blame, _SCIENTIFIC_CLAIM] = "policy"
-    """What an episode that takes longer than `episode_s` is: `policy`, at a limit of the policy and scored, unless the
-    model generated no token; `infrastructure`, sampled again, which selects short episodes."""
+    """How an episode that takes longer than `episode_s` counts. `policy`: it reached a limit of the policy and is
+    scored, unless the model generated no token. `infrastructure`: it is sampled again, which favours short episodes."""
     call_s: Annotated[Number, Field(ge=0.1, le=LONGEST_S), _NEXT_CLAIM] = 120.0
     """How long one model call may take."""
     tool_s: Annotated[Number, Field(ge=0, le=LONGEST_S), _NEXT_CLAIM] = 0.0
-    """How long one try of a tool call may take; 0 leaves it to the tool server, whose limit always holds."""
+    """How long one try of a tool call may take; 0: no limit besides that of the tool server, which always applies."""
     engine_max_lag: Natural = 2
     """How many versions an engine may be behind the newest served one. Engines further behind get no calls."""
     code: Words = ()
@@ -374,12 +374,13 @@ class Retention(Section):
     """How long data is kept, and how much disk space stays free."""
 
     versions: Annotated[Positive, named("keep_versions", NEXT_STEP)] = 4
-    """Published versions whose files are kept, besides those that an engine, a checkpoint or an evaluation needs."""
+    """How many published versions keep their files, besides those that an engine, a checkpoint or an evaluation
+    needs."""
     details_s: Annotated[Number, Field(ge=0, le=315_360_000), _AT_ADMISSION] = 0.0
-    """Seconds after its admission for which calls, turns and tool calls of a consumed task are kept; 0: for ever."""
+    """How many seconds after the admission of a consumed task its calls, turns and tool calls are kept; 0: for ever."""
     data_max: Annotated[Bytes, named("data_max_bytes", _AT_ADMISSION)] = 0
-    """Size of the database above which calls, turns and tool calls of the oldest consumed tasks are removed, whatever
-    their age; 0: no limit."""
+    """If the database is larger than this, calls, turns and tool calls of the oldest consumed tasks are removed at any
+    age; 0: no limit."""
     disk_reserve: Annotated[Bytes, named("disk_reserve_bytes", _AT_ADMISSION)] = 512 << 20
     """Free bytes on the disks of the database and of the run directory. Below them no task is admitted."""
 
@@ -410,8 +411,8 @@ class DataPlane(Section):
     reward_watch: RewardWatch = RewardWatch()
     """Signs that the reward is exploited."""
     models: dict[str, tuple[OtherModel, ...]] = Field(default_factory=dict)
-    """Other models than the one that is trained, by name: services in the order in which they are asked. This section
-    and the two after it change without a restart."""
+    """Models besides the one that is trained, by name: services in the order in which they are asked. Changes of this
+    section and the two after it need no restart."""
     judges: dict[str, Judge] = Field(default_factory=dict)
     """Scorers that ask another model, by the name that environments and tasks use."""
     summaries: Summaries = Summaries()
@@ -436,7 +437,7 @@ def _problems_of_context(data: DataPlane, name: str, environment: Environment) -
 
 
 def problem_of_schema(schema: str) -> str:
-    """Empty, or why this is not an answer schema. An empty schema means the whole text."""
+    """Why this is not an answer schema; empty if it is one. An empty schema means the whole text."""
     if not schema or _TAG_NAME.fullmatch(schema):
         return ""
     return f"is {schema!r}; it must be boxed, or a tag's name such as answer"

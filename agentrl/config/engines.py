@@ -1,6 +1,6 @@
-"""Defines the section `engines`: which programs sample, and how they get weights.
+"""Defines the section `engines`: the programs that sample, and how they get weights.
 
-Invariant: what a kind of engine cannot do is refused when the file is read.
+Invariant: settings that a kind of engine does not support are refused when the file is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Engines(Section):
     """`embedded` runs small models on processors, or on a GPU in float32; `sglang` and `vllm` start such servers on
     GPUs; `openai` asks a server that somebody else runs, for evaluation only."""
     slots: Positive = 64
-    """Sequences that one engine decodes at once."""
+    """How many sequences one engine decodes at once."""
     threads: Positive = 1
     """Processor threads of one embedded engine."""
     gather_s: Annotated[Number, Field(ge=0, le=1)] = 0.0
@@ -37,29 +37,30 @@ class Engines(Section):
     load_s: Seconds = 600.0
     """How long an engine may take to load a version, or a server to start with one; then it is replaced."""
     weights: Literal["auto", "files", "group", "ipc"] = "auto"
-    """How weights get into an SGLang server that runs: it reads their files (`files`), or they are read and checked
-    before calls are paused, and sent by a process group (`group`) or on its GPUs (`ipc`). `auto`: `group` on
+    """How a running SGLang server gets weights: it reads their files (`files`); or the weights are read and checked
+    before calls are paused, and then sent by a process group (`group`) or on its GPUs (`ipc`). `auto`: `group` on
     processors, `files` on GPUs."""
     at_update: Literal["retract", "in_place", "abort"] = "retract"
-    """What an SGLang server does with calls under way when it gets weights. `retract`: they go on, and what was
-    computed with the weights before is computed again. `in_place`: they go on with it, so their log-probs are not
-    exact. `abort`: samplers continue them."""
+    """What an SGLang server does with calls under way when it gets weights. `retract`: they go on after their state is
+    computed again with the new weights. `in_place`: they go on with the state that the old weights computed, so their
+    log-probs are not exact. `abort`: they end, and samplers continue them."""
     python: str = "{python}"
-    """The Python of the environment that SGLang or vLLM is installed in; `{python}` is that of the run."""
+    """The Python of the environment that SGLang or vLLM is installed in; `{python}` is the Python of the run."""
     gpus: Gpus | None = None
-    """GPUs of one server; empty: as many as `args` say, and none for an embedded engine, which can have one. A share
-    such as 0.5 leaves the rest to others."""
+    """GPUs of one server. Empty: as many as `args` require; none for an embedded engine, which can use one. A share
+    such as 0.5 leaves the rest of the GPU to others."""
     takes_turns: Flag = False
-    """The engines leave their device to the trainer when it has a batch, and come back when it waits for one: for one
-    GPU that has no room for both at the same time."""
+    """The engines release their device when the trainer has a batch, and take it back when the trainer waits for one.
+    This is for one GPU that has no room for both at the same time."""
     args: Command = ()
-    """More arguments of an SGLang or vLLM server, for its computation, not for what it serves or to whom."""
+    """More arguments of an SGLang or vLLM server. They may change how it computes, but not what it serves or to
+    whom."""
     url: str = ""
     """With `kind: openai`: the address of an OpenAI-compatible API with `/completions`, such as `https://HOST/v1`."""
     token: Secret = None
     """With `kind: openai`: a reference to its key, `env:NAME` or `file:PATH`."""
     model: str = ""
-    """With `kind: openai`: the name of the model there."""
+    """With `kind: openai`: the name of the model in that API."""
 
 
 def problems_of(engines: Engines, training: Training) -> Iterator[Problem]:

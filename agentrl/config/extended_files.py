@@ -1,11 +1,11 @@
 """Reads a run file with the files that it extends, as one tree.
 
 Invariants:
-- a value of a file takes the place of the same value in the file that it extends; sections and tables are joined key by
-  key, lists and values are replaced as a whole;
-- every value keeps the line and the directory of the file that wrote it, so messages name that line and relative paths
-  mean what they meant there;
-- a file that extends itself over any number of others is refused.
+- a value of a file replaces the same value of the file that it extends; sections and tables are merged key by key,
+  lists and values are replaced as a whole;
+- every value keeps the line and the directory of the file that it comes from, so messages name that line, and relative
+  paths are relative to that directory;
+- a file that extends itself, directly or through other files, is refused.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ At = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The joined tree of a run file."""
+    """The merged tree of a run file."""
 
     value: dict[str, Any] = field(default_factory=dict)
     sources: dict[At, str] = field(default_factory=dict)
     """`FILE:LINE` of each value, FILE relative to the run file."""
     directories: dict[At, Path] = field(default_factory=dict)
-    """The directory of the file that wrote each value."""
+    """The directory of the file that each value comes from."""
 
 
 def read(file: Path) -> Written:
-    """Raises ConfigError if a file is missing, is no run file, or extends itself."""
+    """The merged tree of a file and the files that it extends. Raises ConfigError if a file is missing, is no run file,
+    or extends itself."""
     chain: list[tuple[Path, Tree]] = []
     asked_by, here = "", file
     while True:
@@ -71,7 +72,7 @@ def _refuse_cycle(known: list[Path], here: Path, beside: Path) -> None:
 
 
 def _put_over(joined: Written, value: dict[str, Any], at: At, sources: dict[At, str], directory: Path) -> None:
-    """Puts the values of a file over those of the files that it extends."""
+    """Replaces values of the files that a file extends by its own values."""
     if at in sources:
         joined.sources[at], joined.directories[at] = sources[at], directory
     here = joined.value
@@ -81,7 +82,7 @@ def _put_over(joined: Written, value: dict[str, Any], at: At, sources: dict[At, 
         place = (*at, key)
         below = here.get(key)
         if isinstance(below, dict) and item is None:
-            continue  # A section whose lines are all comments says nothing.
+            continue  # A section with only comments sets nothing.
         if isinstance(below, dict) and isinstance(item, dict):
             _put_over(joined, item, place, sources, directory)
             continue

@@ -2,7 +2,8 @@
 
 Invariants:
 - A section is frozen and refuses unknown keys.
-- Text and booleans are never converted to numbers, so that a mistake in the file is reported and not guessed at.
+- Text and booleans are never converted to numbers, so that a mistake in the file is reported and not silently
+  corrected.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ NEXT_STEP = Tunable("next version", Role.TRAINER)
 SCIENTIFIC_STEP = Tunable("next version", Role.TRAINER, scientific=True)
 OF_BATCHES = replace(SCIENTIFIC_STEP, looks_back=True)
 OF_GROUPS = Tunable("now", Role.STEWARD, scientific=True, looks_back=True)
-"""Of what is admitted from now on."""
+"""For groups that are admitted from now on."""
 
 
 def named(name: str, like: Tunable) -> Tunable:
@@ -68,7 +69,7 @@ class Section(BaseModel):
     """Base of every section."""
 
     model_config = ConfigDict(
-        # Every process of a run imports all sections, and none validates all of them one by one.
+        # Every process of a run imports all sections, but no process validates each of them on its own.
         defer_build=True,
         extra="forbid",
         frozen=True,
@@ -143,7 +144,7 @@ def parse_gpus(value: object) -> object:
     wrong = ValueError(f"must be a whole number from 0 to {MOST_GPUS}, or a share such as 0.5")
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_GPUS:
         raise wrong
-    # A whole number stays one on the wire, which earlier host agents read too.
+    # A whole number stays an integer in messages, which earlier host agents can read too.
     whole = int(value)
     if value != whole and value > 1:
         raise wrong
@@ -161,7 +162,7 @@ def parse_command(value: object) -> object:
 
 
 def parse_words(value: object) -> object:
-    """Accepts a list with one word without brackets."""
+    """Accepts a single word in place of a list with one word."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -238,11 +239,11 @@ Secret = Annotated[SecretRef | None, PlainValidator(_secret), _AS_TEXT, WithJson
 SecretOrUrl = Annotated[
     SecretRef | str, PlainValidator(_secret_or_url), _AS_TEXT, WithJsonSchema({"type": "string", "format": "uri"})
 ]
-"""A URL that may itself be a secret, as the URLs of chat services are."""
+"""A URL that may itself be a secret, like the webhook URLs of chat services."""
 
 
 def problems_in_one_of(section: Section, names: tuple[str, ...]) -> str:
-    """Empty if exactly one of these fields is set, else the message."""
+    """The message if not exactly one of these fields is set; empty if exactly one is."""
     given = [name for name in names if getattr(section, name) not in (None, "", ())]
     if len(given) == 1:
         return ""

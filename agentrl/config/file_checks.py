@@ -1,4 +1,4 @@
-"""Checks the code, programs and scripts that a run file names, before anything is started.
+"""Checks the code, programs and scripts that a run file names, before any process is started.
 
 Invariants:
 - The files are not run.
@@ -30,7 +30,7 @@ SCRIPTS = (".py", ".js", ".mjs", ".cjs", ".sh", ".rb")
 
 
 def problems_of(config: RunConfig) -> Iterator[ConfigError]:
-    """The errors with which the processes that need the files would end."""
+    """The errors that the processes which need the files would end with."""
     # A run without a data plane reads no user code.
     code = [problem_of_code(Path(path)) for path in config.rollout.code] if config.environments else []
     unreadable = [problem for problem in code if problem]
@@ -69,7 +69,7 @@ def problem_of_code(path: Path) -> ConfigError | None:
 
 
 def _problems_of_names(config: RunConfig) -> Iterator[ConfigError]:
-    """Environments whose agent loop or scorer no file registers."""
+    """Messages about environments whose agent loop or scorer no file registers."""
     if not config.environments or not config.rollout.code:
         return
     registered = registered_names([Path(path) for path in config.rollout.code])
@@ -90,7 +90,8 @@ def _problems_of_names(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def registered_names(files: Sequence[Path]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The agent loops and scorers that the files register, or None if only running the files can show them."""
+    """The agent loops and scorers that the files register, or None if they cannot be known without running the
+    files."""
     found: dict[str, list[str]] = {"register_loop": [], "register_scorer": []}
     for file in files:
         used = called = 0
@@ -111,7 +112,7 @@ def registered_names(files: Sequence[Path]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def _may_register(node: ast.Import | ast.ImportFrom) -> bool:
-    """Whether an import may bring further names, or another name of a function that registers."""
+    """Whether an import may register further names, or give another name to a function that registers."""
     modules = [node.module or "."] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
     if any(alias.name in ("register_loop", "register_scorer") and alias.asname for alias in node.names):
         return True
@@ -142,7 +143,7 @@ def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigErr
 
 
 def _problem_of_own_server(name: str, server: ToolServer) -> ConfigError | None:
-    """Why a file of functions cannot become tools, or what a shipped server needs is missing."""
+    """Why a file of functions cannot become tools, or which requirement of a shipped server is missing."""
     place = f"tools.{name}"
     if server.functions:
         if not Path(server.functions).is_file():
@@ -164,7 +165,7 @@ def _problem_of_own_server(name: str, server: ToolServer) -> ConfigError | None:
 
 
 def _problem_of_script(place: str, program: str, arguments: Sequence[str], cwd: Path) -> ConfigError | None:
-    """Why an interpreter cannot run what it is given, or None."""
+    """Why an interpreter cannot run the script that it is given, or None."""
     python = Path(program).name.startswith("python")
     named = next((number for number, word in enumerate(arguments) if word == "-m" or not word.startswith("-")), None)
     if named is None:

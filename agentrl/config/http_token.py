@@ -2,8 +2,8 @@
 
 Invariants:
 - The file has mode 0600, and is complete or missing.
-- Its first line is the token that clients send; listeners accept each line. So a token is replaced in three steps
-  without a refused call: both are accepted, the new one is sent, only the new one is accepted.
+- Its first line is the token that clients send; listeners accept every line. So a token can be replaced in three steps
+  without a refused call: listeners accept both tokens, clients send the new one, listeners accept only the new one.
 - Processes that start at the same moment get the same token.
 """
 
@@ -23,7 +23,8 @@ _BEARER = b"Bearer "
 
 
 class RunToken:
-    """The token of a run for a process that lives through its replacement: the file is read again when it changed."""
+    """The token of a run, for a process that must survive its replacement: the file is read again when it has
+    changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,11 +33,11 @@ class RunToken:
 
     @property
     def current(self) -> str:
-        """What clients send, as `Authorization: Bearer TOKEN`."""
+        """The token that clients send, as `Authorization: Bearer TOKEN`."""
         return self._fresh()[0]
 
     def accepts(self, authorization: bytes) -> bool:
-        """Whether a header shows the token of the run. Takes the same time for any wrong one."""
+        """Whether a header contains the token of the run. Takes the same time for every wrong token."""
         found = [hmac.compare_digest(authorization, _BEARER + token.encode()) for token in self._fresh()]
         return any(found)
 
@@ -46,7 +47,7 @@ class RunToken:
             if (now.st_ino, now.st_mtime_ns) != self._seen:
                 self._tokens = self._read()
         except (OSError, ConfigError):
-            # A listener goes on with the token that it knows; the next start says what is wrong with the file.
+            # A listener goes on with the token that it knows; the next start reports the problem of the file.
             pass
         return self._tokens
 
@@ -85,30 +86,30 @@ def tokens_in_file(state_dir: Path) -> list[str]:
 
 
 def token_after(token: str) -> str:
-    """The token that replaces this one. It begins with its number, so which of two is the newer one is always known."""
+    """The token that replaces this one. It begins with its number, which shows which of two tokens is newer."""
     return f"{generation(token) + 1}.{secrets.token_urlsafe(32)}"
 
 
 def generation(token: str) -> int:
-    """1 for the first token of a run, which has no number."""
+    """The number of a token; 1 for the first token of a run, which does not contain a number."""
     number, dot, _ = token.partition(".")
     return int(number) if dot and number.isdecimal() else 1
 
 
 def current(token: str | RunToken) -> str:
-    """What a client sends."""
+    """The token that a client sends."""
     return token if isinstance(token, str) else token.current
 
 
 def accepts(token: str | RunToken, authorization: bytes) -> bool:
-    """Whether a header shows this token."""
+    """Whether a header contains this token."""
     if isinstance(token, str):
         return hmac.compare_digest(authorization, _BEARER + token.encode())
     return token.accepts(authorization)
 
 
 def _make(path: Path) -> None:
-    """The link appears with the whole content, or fails because another process was first."""
+    """Creates the file by a link, which appears with its whole content, or fails because another process was first."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp's files are 0600
     try:

@@ -1,4 +1,4 @@
-"""Words for datasets of a hub, which a run file has where others have a path."""
+"""Words for datasets of a hub. A run file may have one in place of a path."""
 
 from __future__ import annotations
 

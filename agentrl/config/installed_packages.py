@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 def installed() -> dict[str, tuple[str, list[str]]]:
-    """agentrl and its dependencies as installed; without agentrl when it runs from a directory."""
+    """The installed versions of agentrl and its dependencies; without agentrl if it runs from a directory."""
     try:
         own = importlib.metadata.distribution("agentrl")
     except importlib.metadata.PackageNotFoundError:

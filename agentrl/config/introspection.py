@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def is_table(self) -> bool:
-        """Whether the user chooses the keys."""
+        """Whether the value is a table, whose keys the user chooses."""
         return any(typing.get_origin(kind) is dict for kind in _alternatives(self.annotation))
 
     @property

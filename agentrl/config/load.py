@@ -89,7 +89,7 @@ def load_config(
     except ValidationError as invalid:
         default = file.name if file else ""
         raise error_of(invalid, lambda at: _source(written, at, nearest=True) or default) from None
-    # What a variable or `--set` gives was written in no file.
+    # A value of a variable or `--set` comes from no file.
     config = absolute(config, lambda at: directories[at] if _is_line(written.get(at, "")) else base)
     if file is not None and config.tools:
         config = with_digests(config, ToolLock.beside(file))

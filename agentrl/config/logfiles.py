@@ -35,7 +35,7 @@ class LogFiles:
         return sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdecimal())
 
     def read(self, unit: str, incarnation: int, offset: int, limit: int) -> LogChunk:
-        """A range. Incarnation 0 is the newest one with a log, -1 the one before. Raises FileNotFoundError."""
+        """A range of a log. Incarnation 0 is the newest one with a log, -1 the one before. Raises FileNotFoundError."""
         if incarnation <= 0:
             known = self.incarnations(unit)
             if len(known) < 1 - incarnation:
@@ -58,7 +58,7 @@ class LogFiles:
 
 
 def cut_part(path: Path) -> Path:
-    """The file of the older part of a log that was cut."""
+    """The file with the older part of a log that was cut."""
     return path.with_name(f"{path.name}.1")
 
 

@@ -1,6 +1,6 @@
-"""Defines the adapters that are trained in place of all weights: the section `training.lora`.
+"""Defines the section `training.lora`: adapters that are trained instead of all weights.
 
-Invariant: what contradicts adapters is refused when the file is read.
+Invariant: settings that contradict adapters are refused when the file is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lora(Section):
     rank: Natural = 0
     """The rank of the adapters; 0: all weights are trained."""
     alpha: Annotated[Number, Field(ge=0, le=1_000_000)] = 0.0
-    """An adapter counts `alpha / rank`; 0: twice the rank."""
+    """An adapter's output is scaled by `alpha / rank`; 0: `alpha` is twice the rank."""
     targets: Words = ()
     """The names of the linear layers that get adapters, such as `q_proj`; empty: all within the decoder's layers."""
 
@@ -40,7 +40,7 @@ class Lora(Section):
 
 
 def refuses_adapters(engines: Engines) -> str:
-    """Empty if engines of this kind can load adapters apart from the model that they change; else why they cannot."""
+    """Why engines of this kind cannot load adapters separately from their base; empty if they can."""
     if engines.kind == "sglang":
         return "" if ranks_of(engines.args) else "SGLang servers with --dp-size or --pp-size load whole weights only"
     return "" if engines.kind == "embedded" else f"engines of the kind {engines.kind} load whole weights only"

@@ -1,7 +1,7 @@
 """Defines the keys of the loss within the section `training`.
 
-Invariant: keys that contradict each other are refused by the rule that is made of them (`policies/loss_settings.py`),
-so that a knob cannot bring about what the file must not say.
+Invariant: the rule that is made from the keys (`policies/loss_settings.py`) refuses keys that contradict each other, so
+a knob cannot set a combination that the file may not contain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DecaySettings(Section):
     per: Literal["publication", "second"] = "publication"
     """The unit of age: publications, or the seconds from the announcement of a version to the lease of the step."""
     epsilon: Annotated[Share, named("decay_epsilon", SCIENTIFIC_STEP)] = 0.2
-    """How far the ratio of an old version may fall below 1, and rise above it."""
+    """How far the ratio of an old version may fall below 1 and rise above it."""
     extra: Annotated[Least, named("decay_extra", SCIENTIFIC_STEP)] = 0.1
     """How much further the ratio may rise."""
     cap: Annotated[Number, Field(ge=1, le=1_000), named("decay_cap", SCIENTIFIC_STEP)] = 4.0
@@ -41,12 +41,13 @@ class DecaySettings(Section):
 
 
 class MaskSettings(Section):
-    """Intervals and limits of the quotient of the policy at the start of the step and the one that sampled."""
+    """Intervals and limits of a quotient: the probability under the policy at the start of the step over the one under
+    the sampling policy."""
 
     token: _Interval = ()
-    """The interval [LOW, HIGH] of a token's quotient; tokens outside add nothing. Empty: no mask."""
+    """The interval [LOW, HIGH] of a token's quotient; tokens outside of it do not train. Empty: no mask."""
     sequence: _Interval = ()
-    """The same for the product over a record; the whole record adds nothing."""
+    """The same for the product over a record; a record outside of it does not train at all."""
     geometric: _Interval = ()
     """The same for the geometric mean over a record."""
     k2: Least = 0.0
@@ -59,7 +60,7 @@ class LossKeys(Section):
     """The loss."""
 
     loss: Literal["grpo", "gspo", "cispo", "minirl", "ce-grpo", "ppo", "sft"] = "grpo"
-    """The form of the policy loss: `grpo`, `gspo`, `cispo`, `minirl`, `ce-grpo` or `ppo`; each has defaults of its own.
+    """The form of the policy loss: `grpo`, `gspo`, `cispo`, `minirl`, `ce-grpo` or `ppo`; each has its own defaults.
     `sft`: cross-entropy on demonstrations, as a job of `agentrl train`."""
     clip_low: Annotated[Share, SCIENTIFIC_STEP] = 0.2
     """How far the ratio may fall before its gradient is cut."""
@@ -68,7 +69,7 @@ class LossKeys(Section):
     dual_clip: Least = 0.0
     """With `grpo` and `ppo`: the limit of the ratio for negative advantages; 0: no limit."""
     ratio_cap: Least = 0.0
-    """With `cispo` and `minirl`: the highest ratio that weighs a token; 0: 5 with these, none with others."""
+    """With `cispo` and `minirl`: the highest ratio that weights a token; 0: 5 with these, no limit with others."""
     kept_below: Share = 0.0
     """With `ce-grpo`: the share of the gradient that stays below the clip."""
     kept_above: Share = 0.0
@@ -78,18 +79,18 @@ class LossKeys(Section):
     weight_cap: Least = 0.0
     """With `decoupled`: the highest weight of a pair (policy at the start over sampling policy); 0: no weights."""
     weight_by: WeightBy = "token"
-    """What a weight is of: a `token`, or the whole `sequence` of a record's trained tokens."""
+    """Whether each `token` has its own weight, or the whole `sequence` of a record's trained tokens has one."""
     weight_normalised: Flag = False
     """Weights are divided by their mean over an optimizer step."""
     masks: MaskSettings = MaskSettings()
-    """Which tokens add nothing, by the same quotient as the weights."""
+    """Which tokens do not train, by the same quotient as the weights."""
     reference: Literal["none", "initial"] = "none"
     """`initial`: every step measures the distance of the policy from the initial weights (`kl_reference`)."""
     reference_weight: Least = 0.0
     """With a reference: the weight of the distance; 0: it is only measured."""
     reference_in: ReferenceIn = "loss"
-    """Where the distance counts: in the `loss` (k2), there by another estimate (`loss-k3`), or as a part of the score
-    (`reward`, k1)."""
+    """Where the distance counts: in the loss by the estimate k2 (`loss`) or k3 (`loss-k3`), or as a part of the score
+    by k1 (`reward`)."""
     aggregation: Aggregation = "token-mean"
     """The weight of a token: `token-mean`, `record-mean`, `record-sum`, or `dr-grpo` (a sum over records of
     `sampling.context` tokens each)."""
@@ -99,7 +100,7 @@ class LossKeys(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_form(cls, value: Any) -> Any:
-        """Each form has clips and a mean of its own: those of grpo would never act, or act on everything."""
+        """Each form has its own clips and mean: with those of grpo its clips would never act, or act on everything."""
         if not isinstance(value, dict):
             return value
         form = value.get("loss")

@@ -10,10 +10,10 @@ from agentrl.config.field_types import Secret, Section
 
 
 class Metrics(Section):
-    """`/metrics` of the coordinator, for Prometheus and what speaks its format."""
+    """`/metrics` of the coordinator, for Prometheus and programs that read its format."""
 
     port: Annotated[int, Field(strict=True, ge=0, le=65_535)] = 0
-    """The port on 127.0.0.1 with `/metrics`; 0: none."""
+    """The port on 127.0.0.1 with `/metrics`; 0: no such port."""
     token: Secret = None
     """A reference to the token that a scrape needs: `env:NAME` or `file:PATH`."""
 

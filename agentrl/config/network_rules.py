@@ -23,7 +23,7 @@ _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 _SPECIAL = tuple(
     map(ipaddress.ip_network, ("192.88.99.0/24", "64:ff9b:1::/48", "100::/8", "2001::/23", "3fff::/20", "5f00::/16"))
 )
-"""Ranges that not every version of Python knows as special. Some of them embed private addresses."""
+"""Special ranges that some versions of Python do not know. Some of them embed private addresses."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -38,7 +38,7 @@ class Destination:
 
     @staticmethod
     def parsed(text: str) -> Destination:
-        """Raises ValueError."""
+        """The destination of an entry. Raises ValueError."""
         host, port = split_port(text.strip())
         address = address_of(host)
         if address is None and (not _NAME.fullmatch(host) or len(host) > _MOST_NAME_CHARS or host == "*"):
@@ -57,13 +57,14 @@ class NetworkRules:
     """The list of one tool server."""
 
     def __init__(self, entries: Iterable[str]) -> None:
-        """Raises ValueError."""
+        """`entries` is the list of the sandbox. Raises ValueError."""
         self._allowed = tuple(Destination.parsed(entry) for entry in entries)
 
     def refused(self, host: str, port: int) -> str:
-        """Why this destination is refused; empty if it is allowed so far. `host` is as `split_port` returns it."""
+        """Why this destination is refused; empty if its name is allowed. `host` is in the form that `split_port`
+        returns."""
         if "%" in host:
-            # The zone of an address is free text, which could end like a listed name.
+            # The zone of an address is free text, so it could end like a listed name.
             return "is not listed"
         address = address_of(host)
         host = host if address is None else str(address)

@@ -1,9 +1,9 @@
-"""Defines the sections of other models than the one that is trained: services, judges, summaries of tool results.
+"""Defines the sections of models besides the one that is trained: services, judges, summaries of tool results.
 
 Invariants:
-- A change of these sections restarts no process: samplers read them again while they work.
+- A change of these sections needs no restart: samplers read them again while they work.
 - A key is a reference to a secret.
-- Every name of a model that a section uses exists.
+- Every model that a section names exists.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic import Field, model_validator
 from agentrl.config.field_types import Flag, Natural, Number, Positive, Seconds, Secret, Section, Share, Words
 
 LIVE_SECTIONS = ("models", "judges", "summaries")
-"""What samplers read again while they work."""
+"""The sections that samplers read again while they work."""
 _ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
 _PLACES = re.compile(r"\{(\w+)\}")
 PLACES = ("query", "truth", "answer", "transcript")
-"""What a judge's template may name in braces."""
+"""The names that a judge's template may have in braces."""
 Price = Annotated[Number, Field(ge=0, le=1_000_000)]
 
 
@@ -41,17 +41,17 @@ class OtherModel(Section):
     price_out: Price = 0.0
     """The price of a million tokens that the model writes."""
     per_minute: Natural = 0
-    """Calls a minute of all samplers together; more wait. 0: no limit."""
+    """Calls per minute of all samplers together; further calls wait. 0: no limit."""
     at_once: Positive = 16
-    """Calls at the same time of each sampler; more wait."""
+    """Concurrent calls of each sampler; further calls wait."""
     timeout_s: Seconds = 60.0
-    """How long one call may take; then the next service is asked."""
+    """How long one call may take before the next service is asked."""
     max_tokens: Positive = 1_024
     """The most tokens of an answer."""
     temperature: Annotated[Number, Field(ge=0, le=2)] = 0.0
     """Sampling temperature. A judge with several votes needs one above 0."""
     more: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of each request, as the service names them."""
+    """Further fields of each request, by the names that the service uses."""
 
     @model_validator(mode="after")
     def _has_an_address(self) -> OtherModel:
@@ -61,12 +61,12 @@ class OtherModel(Section):
 
     @property
     def name(self) -> str:
-        """How records and screens name it: never with a key."""
+        """Its name in records and on screens; never contains a key."""
         return f"{self.model} at {self.url.split('://', 1)[1].split('/', 1)[0]}"
 
     @property
     def identity(self) -> str:
-        """What has limits and failures of its own: an account at a service."""
+        """Identifies an account at a service. Limits and failures are counted for each account."""
         return f"{self.kind} {self.url} {self.model} {self.key or ''}"
 
 
@@ -76,13 +76,13 @@ class Judge(Section):
     model: str
     """The name of a model in `models`."""
     template: str = ""
-    """What it is asked, with `{query}`, `{truth}`, `{answer}` and `{transcript}`. It must ask for a last line such as
-    `VERDICT: 0.5`, a number from 0 to 1, `CORRECT` or `WRONG`. Empty: whether the answer agrees with the truth."""
+    """The question, with `{query}`, `{truth}`, `{answer}` and `{transcript}`. It must ask for a last line such as
+    `VERDICT: 0.5`: a number from 0 to 1, `CORRECT` or `WRONG`. Empty: whether the answer agrees with the truth."""
     votes: Annotated[int, Field(strict=True, ge=1, le=25)] = 1
     """How often it is asked. The score is the mean of the verdicts."""
     agreement: Share = 0.0
-    """The least share of equal verdicts. With fewer it is asked as often again; if that does not help, the record stays
-    unscored."""
+    """The least share of equal verdicts. If fewer agree, the judge is asked up to `votes` more times; if that does not
+    help, the record stays unscored."""
 
     @model_validator(mode="after")
     def _names_what_there_is(self) -> Judge:
@@ -92,7 +92,7 @@ class Judge(Section):
 
 
 def problem_of_template(template: str) -> str:
-    """Empty, or why a judge could not be asked by it."""
+    """Why a judge cannot be asked with this template; empty if it can."""
     unknown = sorted({name for name in _PLACES.findall(template)} - set(PLACES))
     if unknown:
         return f"template has {{{unknown[0]}}}, and may have {', '.join(f'{{{name}}}' for name in PLACES)}"
@@ -115,9 +115,9 @@ class Summaries(Section):
     longer_than: Positive = 4_000
     """Characters. Shorter results stay as they are."""
     most_read: Positive = 60_000
-    """The most characters of a result that the model is given: both ends of a longer one."""
+    """The most characters of a result that the model gets; of a longer result it gets both ends."""
     purpose: str = "Find what helps to answer the question."
-    """What the summary is for. A call with an argument `purpose` has its own."""
+    """The purpose of the summary. A call with an argument `purpose` sets its own."""
 
 
 def problems_of(

@@ -1,4 +1,4 @@
-"""Defines who outside of a run may use its tools, and how much."""
+"""Defines which programs outside of a run may use its tools, and their limits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class OutsideAccess(Section):
     """Programs outside of the run that use its tools, over MCP or plain HTTP."""
 
     port: Annotated[int, Field(strict=True, ge=0, le=65_535)] = 0
-    """The port on 127.0.0.1 for them; 0: none. From another host it is reached through an ssh tunnel."""
+    """The port on 127.0.0.1 for them; 0: no such port. Programs on another host reach it through an ssh tunnel."""
     tokens: dict[str, _Token] = Field(default_factory=dict)
     """A name for each program, with a reference to its token, `env:NAME` or `file:PATH`."""
     sessions: _Count = 16
-    """Sessions that one program may have open. Over MCP a connection has one for each tool server that it uses."""
+    """How many sessions one program may have open. Over MCP a connection has one for each tool server that it uses."""
     all_sessions: _Count = 64
-    """Sessions that all programs together may have open."""
+    """How many sessions all programs together may have open."""
     idle_s: Annotated[float, Field(strict=True, ge=1, le=86_400)] = 900.0
-    """A session without a call for this long is closed, and an MCP connection without a request: its program may have
-    died without closing it."""
+    """A session without a call for this long is closed, and so is an MCP connection without a request, because its
+    program may have died without closing it."""
     calls: _Count = 4
-    """Calls that one program may have under way."""
+    """How many calls one program may have under way."""
 
     @model_validator(mode="after")
     def _whole(self) -> OutsideAccess:
@@ -42,5 +42,5 @@ class OutsideAccess(Section):
         return self
 
     def references(self) -> dict[str, SecretRef]:
-        """Where the token of each program is."""
+        """The reference to the token of each program."""
         return {name: parse_reference(reference) for name, reference in self.tokens.items()}

@@ -1,4 +1,4 @@
-"""The address of a MongoDB outside of the run (`mongo.url`), as it is handed from the coordinator to other hosts.
+"""The address of a MongoDB outside of the run (`mongo.url`), and how the coordinator passes it to other hosts.
 
 Invariants:
 - Only the coordinator reads the reference, and the files that the URL names. Other hosts get the contents, and keep
@@ -30,7 +30,7 @@ class OutsideDatabase:
 
 
 def read(reference: SecretRef, environ: Mapping[str, str] | None = None) -> OutsideDatabase:
-    """Raises ConfigError if the URL or a file that it names is missing."""
+    """The URL and the content of its files. Raises ConfigError if the URL or a file that it names is missing."""
     url = resolve_secret(reference, environ)
     files = {}
     for option, value in _options(url):
@@ -48,7 +48,7 @@ def read(reference: SecretRef, environ: Mapping[str, str] | None = None) -> Outs
 
 
 def moved(database: OutsideDatabase, folder: Path) -> tuple[str, dict[Path, str]]:
-    """The URL with the paths of this folder, and what its files have to contain."""
+    """The URL with its files in this folder, and the content of each file."""
     files = {folder / f"{name}.pem": text for name, text in database.files.items()}
     options = [
         (option, quote(str(folder / f"{_PLAIN_NAME[option.lower()]}.pem"), safe=""))
@@ -61,6 +61,6 @@ def moved(database: OutsideDatabase, folder: Path) -> tuple[str, dict[Path, str]
 
 
 def _options(url: str) -> list[tuple[str, str]]:
-    """Not by `parse_qsl`, which would decode them: a URL goes on as it came."""
+    """The options of a URL. Does not use `parse_qsl`, which would decode them: the URL must be passed on unchanged."""
     pairs = (each.partition("=") for each in url.partition("?")[2].split("&") if each)
     return [(option, value) for option, _, value in pairs]

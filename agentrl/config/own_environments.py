@@ -1,9 +1,9 @@
 """Environments that a run file takes from a Python file: `environments: {quiz: quiz.py}`.
 
 Invariants:
-- The file is run in a process of its own, which has a limit of time, and the sandbox that the run file names for it.
-- What the run file says itself has priority over what the Python file declares.
-- After this a configuration is complete: no other process has to ask the file what it declares.
+- The file is run in a separate process, which has a time limit and the sandbox that the run file names for it.
+- Values of the run file have priority over declarations of the Python file.
+- After this a configuration is complete: no other process needs to run the file to learn its declarations.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ KEY = "code"
 ENTRY_POINTS = "agentrl.environments"
 """The group in which a package names its environments: `quiz = "my_package.quiz"`."""
 Described = dict[str, dict[str, Any]]
-"""What a file says, by environment."""
+"""The declarations of a file, by environment."""
 WITHIN_S = 60.0
-"""What it imports may be large."""
+"""This long, because the file may import large packages."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
-    """What runs a file."""
+    """The interpreter and the sandbox that run a file."""
 
     python: str = OWN_PYTHON
     sandboxed: str = ""
-    """The sandbox, as `sandboxed_commands` has it."""
+    """The sandbox, in the form of `sandboxed_commands`."""
 
     def command(self, file: Path) -> list[str]:
         asked = [self.python.replace(OWN_PYTHON, sys.executable), PROGRAM, "describe", str(file)]
@@ -53,11 +53,11 @@ class _Runner:
 
 
 Files = dict[tuple[Path, _Runner], Described]
-"""By file and what runs it."""
+"""The declarations by file and runner."""
 
 
 def fill_in(written: Written, base: Path) -> None:
-    """Add what the files declare to the tree of the run file. Raises ConfigError."""
+    """Add the declarations of the files to the tree of the run file. Raises ConfigError."""
     environments = written.value.get("environments")
     if not isinstance(environments, dict):
         return
@@ -77,7 +77,7 @@ def fill_in(written: Written, base: Path) -> None:
 
 
 def _adapt(written: Written, name: str, source: Source, given: dict[str, Any], base: Path) -> None:
-    """Add what an environment of another package says."""
+    """Add the keys of an environment of another package."""
     at = ("environments", name)
     where = written.sources.get((*at, KEY)) or f"environments.{name}.{KEY}"
     beside = written.directories.get((*at, KEY), base)
@@ -88,7 +88,7 @@ def _adapt(written: Written, name: str, source: Source, given: dict[str, Any], b
     found = adapted_environments.found_in(source, name, given, server, where, beside, sandbox)
     if found.server:
         if "sandbox" in found.server:
-            server.pop("sandbox", None)  # The one that was found has what it says.
+            server.pop("sandbox", None)  # The server that was found already has this sandbox.
         _put(written, written.value.setdefault("tools", {}), ("tools", name), found.server, str(source), beside)
     _put(written, written.value["environments"], at, found.environment, str(source), beside)
 
@@ -108,7 +108,7 @@ def installed(name: str) -> Path | None:
 
 
 def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path, files: Files) -> None:
-    """`files` are those that were asked already."""
+    """Add the declarations of one file. `files` are those that were already run."""
     at = ("environments", name)
     where = written.sources.get((*at, KEY)) or f"environments.{name}.{KEY}"
     beside = written.directories.get((*at, KEY), base)
@@ -131,12 +131,12 @@ def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path, fil
         servers = written.value.setdefault("tools", {})
         server = _server(path, tools, environment["tools"], python)
         if tool_sandbox.is_required(given.get("sandbox", environment["keys"].get("sandbox", "none"))):
-            # The tools are the same file, and a toolbox may be where there is no sandbox.
+            # The tools are in the same file, and a toolbox may be on a host without sandboxes.
             server["sandbox"] = {"kind": "process", "required": True}
         _put(written, servers, ("tools", name), server, source, path.parent)
     _put(written, written.value["environments"], at, found, source, path.parent)
     if python != OWN_PYTHON or tool_sandbox.is_named(given.get("sandbox", "none")):
-        # It runs in a process of its own, so samplers do not see what it declares.
+        # The file runs in a separate process, so samplers do not see its declarations.
         written.value["environments"][name][KEY] = str(path)
         apart = {"resumable": True} if environment["resumable"] else {}
         _put(written, written.value["environments"], at, apart, source, path.parent)
@@ -157,9 +157,9 @@ def _python(written: Written, at: tuple[str, str], given: Mapping[str, Any], bas
 def _put(
     written: Written, table: Any, at: tuple[str, str], found: Mapping[str, Any], source: str, directory: Path
 ) -> None:
-    """Add what is found under keys that the run file does not set."""
+    """Add the found values whose keys the run file does not set."""
     if not isinstance(table, dict):
-        return  # Validation says what is wrong with it.
+        return  # Validation will report the error.
     here = table.setdefault(at[1], {})
     for key, value in found.items():
         if isinstance(here, dict) and here.get(key) is None:
@@ -198,7 +198,7 @@ def _tools(path: Path, wanted: list[str], where: str) -> list[FunctionTool]:
 
 
 def _environment(found: Described, path: Path, name: str, where: str) -> dict[str, Any]:
-    """What the file says of the environment of this name."""
+    """The declarations of the file for the environment of this name."""
     if name in found:
         return found[name]
     known = ", ".join(found)
@@ -236,7 +236,8 @@ def _described(path: Path, where: str, runner: _Runner = _Runner()) -> Described
 
 
 def _is_whole(environment: object) -> bool:
-    """Whether this is what our program says of an environment: the file runs beside it and may write the same."""
+    """Whether this is a complete answer of our program. It is checked because the file runs beside the program and may
+    write to the same output."""
     return isinstance(environment, dict) and all(
         isinstance(environment.get(key), kind)
         for key, kind in {"line": int, "keys": dict, "tools": list, "scored": bool, "resumable": bool}.items()
@@ -244,7 +245,8 @@ def _is_whole(environment: object) -> bool:
 
 
 def _refuse_other_tools(keys: Mapping[str, Any], path: Path, where: str) -> None:
-    """A file with a sandbox names no tool server but that of its own functions: its agent could call them."""
+    """A file with a sandbox may name only the tool server of its own functions, because its agent could call any server
+    that it names."""
     if "tools" in keys:
         raise ConfigError(
             f"{where}: {path.name} has a sandbox, so it may not name tool servers.",
@@ -253,7 +255,8 @@ def _refuse_other_tools(keys: Mapping[str, Any], path: Path, where: str) -> None
 
 
 def _refuse_files_outside(keys: Mapping[str, Any], path: Path, where: str) -> None:
-    """A file with a sandbox declares no dataset that it could not read itself: its episodes would show it."""
+    """A file with a sandbox may not declare a dataset that it could not read itself, because its episodes would show
+    it."""
     for key in ("dataset", "evaluation"):
         named = keys.get(key)
         if not isinstance(named, str) or is_hub_word(named):

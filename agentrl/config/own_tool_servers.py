@@ -1,7 +1,8 @@
-"""The tool servers that agentrl provides: those of `shipped`, and the one that offers the functions of a Python file.
+"""The tool servers that agentrl provides: those of `shipped`, and the server that offers the functions of a Python
+file.
 
-They are MCP servers over stdio like any other (`agentrl/toolservers`); this module derives their command and their
-defaults from the few keys that the run file has for them.
+They are MCP servers over stdio like any other (`agentrl/toolservers`); this module derives their command and defaults
+from the few keys that they have in the run file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ STATELESS = ("calculator", "search")
 """One process serves all episodes."""
 PROGRAM = str(Path(__file__).parents[1] / "toolservers" / "__main__.py")
 _CELL_SHARE = 0.8
-"""Of the time of a call: a cell ends before the call does, so that its interpreter survives."""
+"""The share of a call's time that a cell of code gets: it ends before the call does, so that its interpreter
+survives."""
 
 
 def with_defaults(plain: Any) -> Any:
@@ -26,13 +28,13 @@ def with_defaults(plain: Any) -> Any:
     if filled["shipped"] in STATELESS:
         filled.setdefault("session", "shared")
     if filled["shipped"] == "python":
-        # What takes too long or dies is the code of the model.
+        # If this server takes too long or dies, the model's code is the cause.
         filled.setdefault("timeout_means", "policy")
         filled.setdefault("crash_means", "policy")
         sandbox = filled.get("sandbox", {})
         sandbox = {"kind": sandbox} if isinstance(sandbox, str) else sandbox
         if isinstance(sandbox, dict) and sandbox.get("kind", "process") != "none":
-            # Code of a model must not run with the rights of the user because a host lacks sandboxes.
+            # Code of a model must never run with the rights of the user, even if a host lacks sandboxes.
             filled["sandbox"] = {"required": True, **sandbox}
     return filled
 
@@ -40,8 +42,8 @@ def with_defaults(plain: Any) -> Any:
 def command_of(
     functions: str, shipped: Shipped, *, corpus: Sequence[str], workspace: str, timeout_s: float, has_packages: bool
 ) -> tuple[str, ...]:
-    """The command that starts the server; empty if neither is set."""
-    # The program is named by its path, because a virtual environment of the server does not have agentrl.
+    """The command that starts the server; empty if neither `shipped` nor `functions` is set."""
+    # The command names the program by its path, because agentrl is not installed in the server's virtual environment.
     start = ("python" if has_packages else "{python}", PROGRAM)
     match shipped:
         case "python":
@@ -65,7 +67,7 @@ def problem_of(
     sandbox: str,
     has_npm: bool,
 ) -> str:
-    """Why these keys do not go together; empty if they do."""
+    """Why these keys cannot be combined; empty if they can."""
     if (shipped == "search") != bool(corpus):
         return "corpus is needed by shipped: search, and by no other"
     if workspace and shipped != "files":

@@ -1,6 +1,7 @@
-"""Defines how the trainer is spread over processes: the section `training.parallel`.
+"""Defines the section `training.parallel`: how the trainer is spread over processes.
 
-Invariant: a kind of parallelism that cannot be had in this run is refused when the file is read, with what can.
+Invariant: a kind of parallelism that this run does not support is refused when the file is read, and the message names
+what is supported.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ class Parallel(Section):
     """Ranks of the trainer along each dimension. Their product is the number of its processes."""
 
     shard: Positive = 1
-    """Ranks of which each keeps a part of every weight and of its optimizer state (FSDP2)."""
+    """The number of ranks that divide every weight and its optimizer state among them (FSDP2)."""
     replicate: Positive = 1
-    """Copies of these shards, which train other groups."""
+    """The number of copies of these shards; each trains other groups."""
     tensor: Positive = 1
-    """Ranks of which each computes a part of every layer: some heads, columns, experts and words."""
+    """The number of ranks that each compute a part of every layer: some heads, columns, experts and words."""
     context: Positive = 1
-    """Ranks of which each has a part of every packed sequence."""
+    """The number of ranks that each have a part of every packed sequence."""
     pipeline: Positive = 1
-    """Stages that have some of the layers each, and pass results on to the next."""
+    """The number of stages; each has some of the layers and passes its results to the next."""
     expert: Positive = 1
-    """Ranks that have some of the experts each, and train other groups."""
+    """The number of ranks that each have some of the experts and train other groups."""
 
     @property
     def ranks(self) -> int:
@@ -33,7 +34,7 @@ class Parallel(Section):
 
     @property
     def with_other_groups(self) -> int:
-        """Ranks that train other groups."""
+        """The number of ranks that train different groups."""
         return self.shard * self.replicate * self.expert
 
 
@@ -41,8 +42,8 @@ Problem = tuple[tuple[str, ...], str]
 
 
 def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0, compiled: bool = False) -> Iterator[Problem]:
-    """What this run cannot do. `groups`: of one step; 0 if it has none. `gpus`: of all ranks together. `compiled`: its
-    layers are. What its model cannot do is found when that is read."""
+    """Settings that this run does not support. `groups`: the groups of one step; 0 if it has none. `gpus`: those of all
+    ranks together. `compiled`: whether layers are compiled. Limits of the model are checked when the model is read."""
     path = ("training", "parallel")
     if 0 < groups < parallel.with_other_groups:
         yield (

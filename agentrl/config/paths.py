@@ -65,7 +65,7 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def cache(environ: Mapping[str, str] | None = None) -> Path:
-    """The directory for what can be made again: `$AGENTRL_CACHE`, else below `$XDG_CACHE_HOME`."""
+    """The directory for files that can be made again: `$AGENTRL_CACHE`, else below `$XDG_CACHE_HOME`."""
     env = os.environ if environ is None else environ
     if given := env.get("AGENTRL_CACHE"):
         return Path(given).expanduser().absolute()
@@ -153,7 +153,7 @@ def record_database(state: Path, identity: str) -> None:
 
 
 def restore_run(state: Path, run: RunFile) -> None:
-    """Write the file of a run again that was removed."""
+    """Write the removed `run.json` of a run again."""
     with _locked(state):
         if read_run(state) is None:
             _write(state / RUN_FILE, run)

@@ -2,7 +2,7 @@
 
 Invariants:
 - A run has one placement. Without one, a person starts the agents of other hosts (`agentrl daemon host`).
-- Nothing here is a secret: a private key is named by its path, and the placement hands out keys of the run itself.
+- Nothing here is a secret: a private key is named by its path, and the placement itself distributes keys of the run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Ssh(Section):
     """Agents that are started over OpenSSH. `node` of a host is its destination; default: the name of the host."""
 
     user: str = ""
-    """The user there. Empty: as `~/.ssh/config` says."""
+    """The user on the host. Empty: as set in `~/.ssh/config`."""
     port: _Port = 0
-    """The port of its sshd; 0: as `~/.ssh/config` says."""
+    """The port of its sshd; 0: as set in `~/.ssh/config`."""
     identity: str = ""
-    """The file with the private key, relative to the run file. Empty: the usual ones, and those of an ssh agent."""
+    """The file with the private key, relative to the run file. Empty: the default keys and those of an ssh agent."""
     config: str = ""
     """A configuration file for ssh instead of `~/.ssh/config`, relative to the run file."""
     options: Words = ()
     """More options of ssh as in its configuration, such as `ProxyJump=gate`."""
     python: str = ""
-    """The Python there that has agentrl installed. Empty: the path of the Python of the coordinator."""
+    """The Python on the host that has agentrl installed. Empty: the path of the Python of the coordinator."""
     connect_s: Seconds = 10.0
     """How long a connection may take."""
 
@@ -41,22 +41,22 @@ class SlurmComponent(Section):
     """One component of a heterogeneous job."""
 
     hosts: Words
-    """The hosts that get a node of this component each: names, or the name of several."""
+    """The hosts that each get a node of this component: names of hosts, or the common name of several."""
     options: Words = ()
     """Options of sbatch for this component, such as `--gres=gpu:8`."""
 
 
 class Slurm(Section):
-    """Agents on the nodes of a Slurm job: the one that `agentrl up` is in, or one that it submits."""
+    """Agents on the nodes of a Slurm job: the job in which `agentrl up` runs, or a job that it submits."""
 
     options: Words = ()
     """Options of sbatch for the job, such as `--partition=gpu`, `--time=12:00:00`."""
     components: tuple[SlurmComponent, ...] = ()
-    """Makes the job heterogeneous: each host is in one component, which has options of its own."""
+    """Makes the job heterogeneous: each host is in one component, which has its own options."""
     requeue: Flag = True
     """Whether the job is queued again after a preemption, at its time limit or if a node fails."""
     drain_s: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 120
-    """How long before the end of the job, or after the warning of a preemption, its hosts finish their work."""
+    """How long its hosts get to finish their work before the end of the job or after the warning of a preemption."""
     python: str = ""
     """The Python on the nodes that has agentrl installed. Empty: the path of the Python of the coordinator."""
     start_s: Seconds = 60.0
@@ -64,15 +64,15 @@ class Slurm(Section):
 
 
 class RayBundle(Section):
-    """What a host takes of the node of Ray that it is on."""
+    """The resources that a host takes of its Ray node."""
 
     hosts: Words = ()
-    """The hosts that take this much each: names, or the name of several."""
+    """The hosts that each take this much: names of hosts, or the common name of several."""
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
-    """Their agents see only these."""
+    """GPUs of each host. Its agent sees only these."""
     resources: dict[str, Annotated[float, Field(gt=0)]] = {}  # noqa: RUF012
-    """Resources with names of your own, as `ray start --resources` has them."""
+    """Custom resources, with the names that `ray start --resources` uses."""
 
 
 class Ray(Section):
@@ -81,13 +81,14 @@ class Ray(Section):
     address: str = "auto"
     """`auto` if the coordinator is on a node of the cluster, its HOST:PORT, or `ray://HOST:10001`."""
     strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"] = "STRICT_SPREAD"
-    """How hosts share nodes: by default each has a node for itself, as far as this run is concerned."""
+    """How hosts share nodes. By default no two hosts of this run share a node."""
     bundles: tuple[RayBundle, ...] = ()
-    """What the hosts take. A host that none of them names takes one CPU."""
+    """The resources of hosts. A host that no bundle names takes one CPU."""
     drain_s: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
     """How long a host has to finish its work when its actor has ended."""
     lost_s: Seconds = 300.0
-    """After this time a node that Ray has lost counts as gone: units that must not run twice start elsewhere too."""
+    """After this time a node that Ray has lost counts as gone. Then even units that must not run twice start
+    elsewhere."""
     python: str = ""
     """The Python on the nodes that has agentrl installed. Empty: the path of the Python of the coordinator."""
     start_s: Seconds = 60.0
@@ -135,12 +136,12 @@ MOST_NAMED = 6
 
 
 def is_meant(host: str, word: str) -> bool:
-    """Whether a word of a component means the host: its name, or the name of the several that it is one of."""
+    """Whether a word of a component means the host: its own name, or the common name of the hosts of its `count`."""
     return word in (host, host.rpartition("-")[0])
 
 
 def starts(placement: Placement, hosts: Mapping[str, Host]) -> tuple[str, ...]:
-    """A sentence about the hosts that are to be started; none if there are none."""
+    """A sentence about the hosts that will be started; empty if there are none."""
     if placement.kind == "local" or not hosts:
         return ()
     named = [f"{name} ({host.node})" if host.node else name for name, host in hosts.items()]
@@ -151,7 +152,7 @@ def starts(placement: Placement, hosts: Mapping[str, Host]) -> tuple[str, ...]:
 def problems_of(
     placement: Placement, hosts: Mapping[str, Host], *, listens: bool
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Paths and messages about what contradicts the other sections."""
+    """The key and the message of each contradiction with other sections."""
     if placement.kind == "local":
         return
     if not hosts:

@@ -1,4 +1,4 @@
-"""Makes the rules of the pure policies from the configuration.
+"""Builds the rules of the pure policies from the configuration.
 
 Invariants:
 - Steward, samplers and trainer of a run close tasks, admit and cut batches by the same rules.
@@ -42,7 +42,7 @@ def group_rule(config: DataPlane) -> GroupRule:
 
 
 def overlong(settings: OverlongSettings) -> Overlong | None:
-    """Raises ConfigError if the penalty has no tokens to grow over."""
+    """The penalty for overlong records. Raises ConfigError if the penalty has no range of tokens over which to grow."""
     if not settings.penalty:
         return None
     return Overlong(settings.begins, settings.full, float(settings.penalty))
@@ -63,7 +63,8 @@ def freshness(config: DataPlane) -> Freshness:
 
 
 def freshness_rule(strategy: Strategy, bound: int, hard_bound: int, *, wait_limit_s: float) -> Freshness:
-    """Raises ConfigError if the hard bound is smaller than the bound. A hard bound of 0 means the bound."""
+    """A rule of freshness. A hard bound of 0 means the bound. Raises ConfigError if the hard bound is smaller than the
+    bound."""
     return Freshness(strategy, bound, hard_bound or None, wait_limit_s)
 
 
@@ -77,7 +78,7 @@ def freshness_of(environment: Environment, usual: Freshness, hard_bound: int) ->
 
 
 def decay(settings: DecaySettings) -> Decay:
-    """Raises ConfigError if the bounds would reach 0."""
+    """The rule of the strategy `decay`. Raises ConfigError if the bounds would reach 0."""
     return Decay(
         out_of_date_decay=float(settings.out_of_date_decay),
         epsilon=float(settings.epsilon),
@@ -88,7 +89,8 @@ def decay(settings: DecaySettings) -> Decay:
 
 
 def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = None) -> PolicyLoss:
-    """Raises ConfigError if the settings contradict each other. `longest`: the most tokens of a record."""
+    """The rule of the policy loss. `longest`: the most tokens of a record. Raises ConfigError if the settings
+    contradict each other."""
     return PolicyLoss(
         kind="grpo" if training.loss == "sft" else training.loss,
         clip_low=float(training.clip_low),
@@ -113,7 +115,8 @@ def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = 
 
 
 def critic(training: Training) -> CriticRule | None:
-    """Raises ConfigError if something else would scale advantages as well, or compare records within their group."""
+    """The rule of the critic. Raises ConfigError if another setting would also scale advantages, or compare records
+    within their group."""
     if training.advantage != "gae":
         return None
     given = training.critic
@@ -143,13 +146,13 @@ def stages(config: DataPlane) -> tuple[Stage, ...]:
 
 
 def window(environment: Environment) -> Window | None:
-    """Which rows of its dataset are sampled again."""
+    """The rule that decides which rows of its dataset are sampled again."""
     wanted = environment.difficulty
     return None if wanted is None else Window(float(wanted.least), float(wanted.most))
 
 
 def masks(settings: MaskSettings) -> Masks:
-    """Raises ConfigError if an interval has one end, or does not contain 1."""
+    """The rule of masks. Raises ConfigError if an interval has only one end, or does not contain 1."""
     return Masks(
         token=_interval("token", settings.token),
         sequence=_interval("sequence", settings.sequence),
@@ -169,14 +172,14 @@ def _interval(name: str, ends: tuple[float, ...]) -> Interval | None:
 
 
 def schedule(training: Training) -> Schedule:
-    """Raises ConfigError if the rate would never fall."""
+    """The schedule of the learning rate. Raises ConfigError if the rate would never fall."""
     wanted = training.schedule
     last = wanted.steps or training.steps
     return Schedule(kind=wanted.kind, rise=wanted.rise, last=last, lowest=float(wanted.lowest))
 
 
 def problems_of(config: DataPlane) -> Iterator[Problem]:
-    """Settings that cannot become a rule, with their key."""
+    """The key and the message of each setting that cannot become a rule."""
     checks: dict[tuple[str, ...], Callable[[], object]] = {
         ("training", "hard_bound"): lambda: freshness(config),
         ("training", "decay"): lambda: decay(config.training.decay),

@@ -1,7 +1,7 @@
 """Makes the relative paths of a configuration absolute.
 
-Invariant: a path is relative to the directory of the file that wrote it; a default, a variable and `--set` are relative
-to the run file itself.
+Invariant: a path is relative to the directory of the file that contains it; a path from a default, a variable or
+`--set` is relative to the run file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def absolute(config: RunConfig, directory_of: Callable[[At], Path]) -> RunConfig
         return os.path.normpath(directory_of(at) / Path(path).expanduser()) if path else ""
 
     sidecars = {
-        # Without a directory of its own, a command runs beside the file that names it.
+        # A command without its own directory runs in the directory of the file that names it.
         name: sidecar.model_copy(update={"cwd": _cwd(("sidecars", name), sidecar.cwd, beside)})
         for name, sidecar in config.sidecars.items()
     }
@@ -45,7 +45,7 @@ def absolute(config: RunConfig, directory_of: Callable[[At], Path]) -> RunConfig
 
 
 def python_at(python: str, place: str) -> str:
-    """The interpreter, at `place` if its name is a path. A word without a slash is looked for on the PATH."""
+    """The interpreter: `place` if its name is a path. A word without a slash is searched on the PATH."""
     return place if "/" in python else python
 
 
@@ -66,7 +66,7 @@ def _placed(at: At, paths: Sequence[str], beside: Beside) -> tuple[str, ...]:
 
 
 def sandbox_paths(at: At, sandbox: Sandbox, beside: Beside) -> Sandbox:
-    """`at` is the section that has the sandbox."""
+    """Makes the paths of a sandbox absolute. `at` is the section that contains the sandbox."""
     own = {name: _placed((*at, "sandbox", name), getattr(sandbox, name), beside) for name in ("read", "write")}
     return sandbox.model_copy(update=own)
 
@@ -84,7 +84,7 @@ def _tool_paths(at: At, server: ToolServer, beside: Beside) -> ToolServer:
 
 
 def _data_paths(config: RunConfig, beside: Beside) -> dict[str, object]:
-    """The sections of the data plane that name files."""
+    """Makes the paths in the sections of the data plane absolute."""
     environments = {
         name: each.model_copy(
             update={

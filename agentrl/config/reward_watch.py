@@ -1,4 +1,4 @@
-"""Defines the watch over the reward: signs that a policy earns it in a way that is not meant."""
+"""Defines the watch over the reward: signs that a policy earns it in an unintended way."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class RewardWatch(Section):
     every_s: Seconds = 60.0
     """How often."""
     length: Share | None = 0.5
-    """The rank correlation of length and score inside groups from which on there is an alert, if answers also grow."""
+    """An alert fires if the rank correlation of length and score inside groups reaches this value and answers also
+    grow."""
     repeats: Share | None = 0.5
-    """The share of answers with nearly the same answer to another task, from which on there is an alert, if they score
-    more than the others."""
+    """An alert fires if this share of answers nearly repeat the answer to another task, and score more than the
+    others."""
     group_repeats: Share | None = 0.9
-    """The share of answers with nearly the same answer in their own group, from which on there is an alert, if they
-    score at most 0.5 on average: such groups explore nothing, and learn little."""
+    """An alert fires if this share of answers nearly repeat another answer of their own group, and score at most 0.5 on
+    average: such groups explore nothing and learn little."""
     votes: Share | None = 0.3
-    """The share of records on which a judge contradicts itself, from which on there is an alert."""
+    """An alert fires if a judge contradicts itself on this share of records."""
     watchers: Annotated[Number, Field(gt=0)] | None = 4.0
-    """By how many standard errors the score rises and a watcher falls, from which on there is an alert."""
+    """An alert fires if the score rises and a watcher falls by this many standard errors."""

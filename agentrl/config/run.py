@@ -58,7 +58,7 @@ class Mongo(Section):
     """MongoDB."""
 
     embedded: Flag = False
-    """Start an own server, as the unit `mongo-0`."""
+    """The run starts its own server, as the unit `mongo-0`."""
     url: Secret = None
     """A reference to the URL of an existing server: `env:NAME` or `file:PATH`."""
 
@@ -94,7 +94,8 @@ class RunConfig(data_plane.DataPlane):
     name: Annotated[str, AfterValidator(_run_name)]
     """The name of the run, unique per user: small letters, digits and dashes."""
     extends: str = ""
-    """Another run file: its values hold wherever this one has none. Relative to this file, as its paths are to it."""
+    """Another run file: its values apply where this file has none. Its path is relative to this file; the paths in it
+    are relative to it."""
     dir: str = ""
     """The directory for logs and results, relative to the run file. Hosts may share it. Empty means `runs/NAME`."""
     sidecars: dict[str, Sidecar] = Field(default_factory=dict)
@@ -104,7 +105,7 @@ class RunConfig(data_plane.DataPlane):
     placement: Placement = Placement()
     """How the agents of the hosts are started: `local` (by a person), `ssh` or `slurm`."""
     inherit: tuple[VariableName, ...] = ()
-    """Variables of the environment of `agentrl up` that the units of the data plane get, besides the usual ones."""
+    """Environment variables of `agentrl up` that the units of the data plane get besides the usual ones."""
     mongo: Mongo = Mongo()
     """The database."""
     coordinator: Coordinator = Coordinator()
@@ -114,7 +115,7 @@ class RunConfig(data_plane.DataPlane):
     alerts: Alerts = Alerts()
     """Rules, sinks and the ping."""
     logs: Literal["", "text", "json"] = ""
-    """The lines of all logs: `text`, or `json`, one object a line. Empty: as AGENTRL_LOG_FORMAT says, else text."""
+    """The lines of all logs: `text`, or `json`, one object a line. Empty: the value of AGENTRL_LOG_FORMAT, or text."""
     metrics: Metrics = Metrics()
     """How monitoring systems read the numbers of the run."""
     tracing: Tracing = Tracing()
@@ -151,7 +152,7 @@ class RunConfig(data_plane.DataPlane):
 
     @property
     def all_hosts(self) -> dict[str, Host]:
-        """The hosts by name, each of several too."""
+        """The hosts by name, including each host of a `count`."""
         return all_hosts(self.hosts)
 
     @property

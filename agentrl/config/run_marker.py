@@ -1,10 +1,10 @@
 """The marker in the directory of a run, `coordinator.json`: the host that coordinates the run.
 
-A lock holds on one host only, and hosts may share the directory. So the coordinator writes the marker anew every few
-seconds, and whoever finds that of another host does not start, or ends.
+A lock holds on one host only, and hosts may share the directory. So the coordinator rewrites the marker every few
+seconds, and a coordinator that finds the marker of another host does not start, or ends.
 
 Invariants:
-- A marker that is written anew belongs to a living coordinator, whatever the clocks of both hosts show.
+- A marker that is being rewritten belongs to a living coordinator, whatever the clocks of both hosts show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 MARKER = "coordinator.json"
 WRITTEN_EVERY_S = 2.0
 FRESH_S = 30.0
-"""A younger marker belongs to a living coordinator; so does one from the future, because clocks differ."""
+"""A marker younger than this, or with a time in the future because clocks differ, belongs to a living coordinator."""
 WATCHED_S = 2.5 * WRITTEN_EVERY_S
 """How long an older marker is watched: the clock of its host may be behind."""
 
@@ -44,7 +44,7 @@ def read_marker(run_dir: Path) -> Marker | None:
 
 
 def is_written_anew(run_dir: Path, known: Marker) -> bool:
-    """Whether a coordinator writes this marker. Takes some seconds if none does."""
+    """Whether a coordinator is rewriting this marker. Takes some seconds if none is."""
     deadline = time.monotonic() + WATCHED_S
     while time.monotonic() < deadline:
         if read_marker(run_dir) not in (known, None):

@@ -1,6 +1,6 @@
 """Defines how tokens are sampled: for training, and for evaluation.
 
-Invariant: what trains is sampled at a temperature alone, because the trainer recomputes its log-probs.
+Invariant: for training, only the temperature shapes the sampling, because the trainer must recompute the log-probs.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ class Evaluation(Section):
     temperature: Annotated[Number, Field(ge=0, le=10)] = 0.0
     """0 is greedy."""
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    """The likeliest tokens that together reach this probability are sampled. This, the other limits and the penalties
-    are for evaluation only: the trainer cannot recompute log-probs of a distribution that was cut."""
+    """Only the likeliest tokens that together reach this probability are sampled. This limit, the others and the
+    penalties are for evaluation only: the trainer cannot recompute log-probs of a truncated distribution."""
     top_k: Annotated[int, Field(strict=True, ge=-1, le=1_000_000)] = -1
-    """The most tokens that are sampled from; 0 and -1 are all."""
+    """Only this many of the likeliest tokens are sampled; 0 and -1: all."""
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    """Tokens are sampled if they have at least this share of the probability of the likeliest."""
+    """Only tokens with at least this share of the highest probability are sampled."""
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    """Taken from the logit of a token for each time that it is in the output of the call."""
+    """Subtracted from the logit of a token for each time that it occurs in the output of the call."""
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    """Taken from the logit of a token that is in the output of the call."""
+    """Subtracted from the logit of a token that occurs in the output of the call."""
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=2)] = 1.0
-    """Divides the positive logit, and multiplies the negative one, of a token that is in the output of the call."""
+    """For a token that occurs in the output of the call: divides its logit if positive, multiplies it if negative."""
     engine: Literal["shared", "own", "embedded"] = "shared"
-    """What serves the pinned version. `shared`: the engines of the run; an embedded one holds it beside the newest, and
-    the first SGLang server serves it instead of the newest until the evaluation ends. `own`: one more engine unit of
-    the same kind, only for evaluations. `embedded`: one more embedded engine, on processors."""
+    """What serves the pinned version. `shared`: the engines of the run. An embedded engine holds it beside the newest
+    version; the first SGLang server serves it instead of the newest version until the evaluation ends. `own`: one more
+    engine unit of the same kind, only for evaluations. `embedded`: one more embedded engine, on processors."""
     samples: Positive = 1
     """Episodes of one task."""
     tasks: Natural = 64

@@ -1,6 +1,6 @@
-"""Commands that read what an environment declares, in the sandbox that its run file names for it.
+"""Commands that read the declarations of an environment in the sandbox that its run file names for it.
 
-Invariant: what reads a run file knows no sandboxes; `python -m agentrl.sandboxes` makes them.
+Invariant: the code that reads a run file does not make sandboxes itself; `python -m agentrl.sandboxes` makes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _PROGRAM = "agentrl.sandboxes"
 
 
 def sandbox_of(written: Written, name: str, given: Mapping[str, Any], base: Path) -> str:
-    """JSON: the sandbox of an environment, and what it must not show; empty without one. Raises ConfigError."""
+    """The sandbox of an environment and the paths that it must hide, as JSON; empty without a sandbox. Raises
+    ConfigError."""
     if not tool_sandbox.is_named(given.get("sandbox", "none")):
         return ""
 
@@ -47,7 +48,7 @@ def sandbox_of(written: Written, name: str, given: Mapping[str, Any], base: Path
 
 
 def command_within(sandbox: str, command: Sequence[str], file: Path) -> list[str]:
-    """The command in a sandbox of `sandbox_of`, in which `file` can be read; as it is without one."""
+    """The command within a sandbox of `sandbox_of` that can read `file`; unchanged without a sandbox."""
     if not sandbox:
         return list(command)
     within = json.loads(sandbox) | {"command": list(command), "file": str(file)}

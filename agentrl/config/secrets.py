@@ -45,7 +45,7 @@ def variable_of(text: str) -> str:
 
 
 def names_a_secret(name: str) -> bool:
-    """True for names under which people keep secrets: `API_KEY`, `HF_TOKEN`, `PGPASSWORD`; not for `MAX_TOKENS`."""
+    """True for names that usually hold secrets: `API_KEY`, `HF_TOKEN`, `PGPASSWORD`; not for `MAX_TOKENS`."""
     return _KEEPS_A_SECRET.search(name) is not None
 
 

@@ -22,7 +22,7 @@ def config_to_plain(config: RunConfig) -> dict[str, Any]:
 
 
 def config_from_plain(plain: Mapping[str, Any], *, where: str = "") -> RunConfig:
-    """Raises ConfigError with all mistakes; `where` names the origin in the messages."""
+    """The validated configuration. Raises ConfigError with all mistakes; `where` names the origin in the messages."""
     try:
         return RunConfig.model_validate(dict(plain))
     except ValidationError as invalid:

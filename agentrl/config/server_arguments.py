@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 _SGLANG = frozenset(
     {
-        # The devices of the server. Which ones, the coordinator decides.
+        # The number of devices of the server. The coordinator chooses the devices.
         *("--device", "--numa-node"),
         *("--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--data-parallel-size", "--ep-size"),
         *("--enable-dp-attention", "--disable-custom-all-reduce", "--enable-p2p-check", "--nccl-port"),
@@ -33,7 +33,7 @@ _SGLANG = frozenset(
 )
 _VLLM = frozenset(
     {
-        # The devices of the server. Which ones, the coordinator decides.
+        # The number of devices of the server. The coordinator chooses the devices.
         *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
         "--disable-custom-all-reduce",
         # Number formats and kernels.
@@ -50,7 +50,7 @@ _COUNTS = (*_PIPELINE, "--tp-size", "--tensor-parallel-size", "--dp-size", "--da
 
 
 def problem_of(kind: str, arguments: Sequence[str]) -> str:
-    """Empty, or why these arguments are not allowed in `engines.args` of engines of this kind."""
+    """Why these arguments are not allowed in `engines.args` of engines of this kind; empty if they are."""
     allowed = ALLOWED.get(kind, frozenset())
     for argument in arguments:
         name = argument.partition("=")[0]
@@ -87,7 +87,7 @@ def gpus_of(kind: str, arguments: Sequence[str]) -> int:
 
 
 def ranks_of(arguments: Sequence[str]) -> int | None:
-    """The ranks that have parts of the weights; None if a process group cannot reach all of them."""
+    """The ranks that hold parts of the weights; None if a process group cannot reach all of them."""
     several = ("--pp-size", "--dp-size", "--data-parallel-size")
     if any(value_of(arguments, name) not in ("", "1") for name in several):
         return None

@@ -94,7 +94,7 @@ def _odd_braces(loaded: Loaded) -> Iterator[str]:
 
 
 def _missing_programs(loaded: Loaded) -> Iterator[str]:
-    """Programs that this host does not have. Groups that run only on named hosts are not checked."""
+    """Warnings about programs that this host lacks. Groups that run only on named hosts are not checked."""
     for name, sidecar in loaded.config.sidecars.items():
         program = sidecar.command[0]
         if sidecar.hosts or "{" in program:

@@ -1,7 +1,7 @@
 """Defines sidecars: groups of foreign commands in the configuration.
 
 Invariants:
-- A sidecar is complete: its units can be started from it alone.
+- A sidecar is complete: its units can be started without any other setting.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Sidecar(Section):
     hosts: Words = ()
     """Hosts on which it may run, by name or by label; empty means any."""
     spread: Annotated[Literal["", "yes", "pack"], BeforeValidator(_spread)] = ""
-    """`yes`: its units are on as many hosts as possible. `pack`: on as few. Empty: where the fewest units are."""
+    """`yes`: its units are placed on as many hosts as possible. `pack`: on as few as possible. Empty: on the hosts with
+    the fewest units."""
     near: str = ""
     """A group on whose hosts its units are placed first, if there is room."""
     resources: Resources = Resources()
@@ -124,14 +125,15 @@ class Sidecar(Section):
     orphan_lease_s: Seconds = 600.0
     """How long a unit that speaks keeps working without a coordinator before it ends."""
     ranks: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
-    """Makes the group a gang of so many ranks, in place of `count`: all of them run or none, they start and end
-    together, and find each other as under torchrun."""
+    """Makes the group a gang of this many ranks, in place of `count`: either all of them run or none, they start and
+    end together, and they find each other as under torchrun."""
     ranks_per_host: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
-    """How many ranks of a gang a host gets at most; 0 is as many as there is room for."""
+    """The most ranks of a gang on one host; 0: as many as there is room for."""
     fenced: Flag = False
     """True if a lost unit can do no harm, so that it may be replaced before its death is confirmed."""
     permission: Literal["", "viewer", "operator", "admin"] = "viewer"
-    """What its processes may command with `agentrl`; empty means nothing. Those of all other units command nothing."""
+    """The permission of its processes to use `agentrl` on the run; empty means none. Processes of all other units have
+    none."""
     log_max: Annotated[Bytes, Field(ge=4096)] = 32 << 20
     """Size at which a log is cut, in bytes or as `32MiB`."""
 

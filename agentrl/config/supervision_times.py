@@ -1,7 +1,7 @@
 """Defines the supervision times and counts of the control plane.
 
 Invariants:
-- All parts of the control plane take their supervision times from here.
+- All parts of the control plane use the supervision times of this module.
 - Every SupervisionTimes is consistent (a unit is suspect before it counts as dead, and not before it could have missed
   a beat).
 """

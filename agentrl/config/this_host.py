@@ -1,11 +1,11 @@
 """The name and the key of this machine as a host of a run, in `host.json` of the state directory.
 
-A hostname is not an identity: it may have dots, it may change, and two machines may have the same. So the name of a
+A hostname is not an identity: it may have dots, it may change, and two machines may have the same one. So the name of a
 host is chosen at its first start and then kept, and the key proves that a later agent is on the same machine.
 
 Invariants:
-- One state directory is one host, whatever the hostname is later.
-- All processes of a run on this machine use the same name, also if two of them choose it at the same moment.
+- One state directory belongs to one host, whatever the hostname becomes later.
+- All processes of a run on this machine use the same name, even if two of them choose it at the same moment.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class ToolLock:
         _replace(self.path, json.dumps(plain, indent=1, sort_keys=True) + "\n")
 
     def pins_of(self, name: str, kind: PackageKind, packages: Packages) -> dict[str, Any] | None:
-        """What the file has for these packages; None if it was made for others."""
+        """The pins for these packages; None if the file was made for other packages."""
         entry = self.servers.get(name, {})
         if (entry.get("kind"), entry.get("packages"), entry.get("build")) != (
             kind,
@@ -83,7 +83,7 @@ def packages_of(server: ToolServer) -> tuple[PackageKind, Packages] | None:
 def keep_pins(config: RunConfig, run_file: Path, run_dir: Path) -> None:
     """Write the pins of all servers into the run directory, from which toolboxes install removed packages again.
 
-    A file is named by its content, so the pins of a run that is up stay whatever is written later.
+    A file is named by the hash of its content, so later writes never change the pins of a run that is up.
     """
     lock = ToolLock.beside(run_file)
     for name, server in config.tools.items():
@@ -94,7 +94,7 @@ def keep_pins(config: RunConfig, run_file: Path, run_dir: Path) -> None:
 
 
 def kept_pins(name: str, packages: Packages, run_dir: Path) -> dict[str, Any]:
-    """Raises ConfigError if they were never written."""
+    """The pins that `keep_pins` wrote. Raises ConfigError if they were never written."""
     path = run_dir / PINS / f"{packages.locked}.json"
     try:
         pins: dict[str, Any] = json.loads(path.read_bytes())
@@ -112,7 +112,8 @@ def digest_of(pins: Mapping[str, Any]) -> str:
 
 
 def with_digests(config: RunConfig, lock: ToolLock) -> RunConfig:
-    """The configuration with the digest of its pins at each server with packages: another pin is another value."""
+    """The configuration in which each server with packages has the digest of its pins, so that a changed pin is a
+    changed value."""
     tools = {name: _with_digest(name, server, lock) for name, server in config.tools.items()}
     return config.model_copy(update={"tools": tools}) if tools != config.tools else config
 

@@ -15,14 +15,14 @@ PackageKind = Literal["python", "npm"]
 
 
 class Packages(Section):
-    """Packages that are installed for one server, in a directory of their own."""
+    """Packages that are installed for one server, in a separate directory."""
 
     packages: Annotated[Words, Field(min_length=1)]
-    """Requirements of pip (`NAME==VERSION`), or of npm (`NAME@VERSION`). The lock file pins them and all that they
-    need."""
+    """Requirements of pip (`NAME==VERSION`), or of npm (`NAME@VERSION`). The lock file pins them and all their
+    dependencies."""
     build: Flag = False
-    """Permits packages without a wheel and the scripts of npm packages. Their code runs during the installation as you,
-    without a sandbox."""
+    """Permits packages without a wheel and the scripts of npm packages. Their code runs during the installation with
+    your rights, without a sandbox."""
     locked: str = ""
     """The digest of the pins in the lock file; never written by hand."""
 

@@ -30,7 +30,7 @@ class Sandbox(Section):
     """The limits of a server that a toolbox starts, or of the process of an environment."""
 
     kind: Literal["none", "process", "container"] = "process"
-    """`process`: bubblewrap. `container`: podman or docker. `none`: the server may do all that its user may do."""
+    """`process`: bubblewrap. `container`: podman or docker. `none`: the server has all rights of its user."""
     required: Flag = False
     """Do not start the server without this sandbox. Otherwise a host that lacks it uses the next weaker kind, and the
     status of the server says so."""
@@ -46,10 +46,11 @@ class Sandbox(Section):
     """More files and directories that the server may read; relative to the run file. It sees the system's programs, its
     own program, the Python of the run, its `cwd`, and what its command names."""
     write: Words = ()
-    """Files and directories that exist and that the server may change. Its `/tmp` and home directory are private to
-    each process and end with it."""
+    """Existing files and directories that the server may change. Its `/tmp` and home directory are private to each
+    process and are removed with it."""
     private: Words = ()
-    """More directories, such as `/app`, that are empty at the start of each process, private to it, and end with it."""
+    """More directories, such as `/app`, that are empty at the start of each process, private to it, and removed with
+    it."""
     memory: Bytes = 2 << 30
     """Memory of each process; where the host allows cgroups, of all processes of the sandbox together."""
     processes: _Count = 128
@@ -103,7 +104,8 @@ SandboxOrKind = Annotated[
 
 
 def _required(value: Any) -> Any:
-    """Whoever names a sandbox for code of others does not want it with the rights of the user."""
+    """A sandbox named for foreign code is required by default: the code must not run with the rights of the user
+    instead."""
     named = _named_by_kind(value)
     if isinstance(named, dict) and named.get("kind", "process") != "none":
         return {"required": True, **named}
@@ -121,22 +123,22 @@ RequiredSandbox = Annotated[
     BeforeValidator(_required, json_schema_input_type=Literal["none", "process"] | Sandbox),
     AfterValidator(_no_container),
 ]
-"""That of an environment: `required: true` is the default."""
+"""The sandbox of an environment, for which `required: true` is the default."""
 _required_sandbox: TypeAdapter[Sandbox] = TypeAdapter(RequiredSandbox)
 
 
 def required(plain: object) -> Sandbox:
-    """Raises ValidationError."""
+    """A sandbox with `required: true` as its default. Raises ValidationError."""
     return _required_sandbox.validate_python(plain)
 
 
 def is_named(plain: object) -> bool:
-    """Whether the key of a run file that is not validated yet names a sandbox."""
+    """Whether this value of a run file, which is not validated yet, names a sandbox."""
     named = _named_by_kind(plain)
     return isinstance(named, dict) and named.get("kind", "process") != "none"
 
 
 def is_required(plain: object) -> bool:
-    """Whether it names one without which nothing may run."""
+    """Whether it names a sandbox that is required."""
     named = _named_by_kind(plain)
     return is_named(plain) and isinstance(named, dict) and named.get("required", True) is not False

@@ -22,5 +22,5 @@ class Tracing(Section):
 
 
 def headers_of(wanted: Tracing) -> dict[str, str]:
-    """Raises ConfigError if the token is missing."""
+    """The headers of requests to the collector. Raises ConfigError if the token is missing."""
     return {} if wanted.token is None else {"authorization": f"Bearer {resolve_secret(wanted.token)}"}

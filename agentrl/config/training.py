@@ -1,6 +1,6 @@
 """Defines the section of the trainer, except the keys of its loss.
 
-Invariant: a key of the trainer has the same name here and in the rule that is made of it (`policy_rules`).
+Invariant: a key of the trainer has the same name here and in the rule that is made from it (`policy_rules`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ _Rate = Annotated[Number, Field(gt=0, le=10)]
 
 
 class RecordedEpisodes(Section):
-    """Scored records of a run on this host, to learn from by their own tokens. Its MongoDB must be up."""
+    """Scored records of a run on this host, whose own tokens are trained. Its MongoDB must be up."""
 
     filter: str = ""
-    """Which ones, in the language of lists, such as `score >= 1 and review = golden`; empty: none."""
+    """A query for the records, in the query language of lists, such as `score >= 1 and review = golden`; empty: no
+    records."""
     run: str = ""
     """The name of the run; empty: this one."""
     most: Positive = 10_000
-    """As many at most, the newest ones."""
+    """The most records; the newest ones are taken."""
 
 
 Roles = Annotated[tuple[Literal["assistant", "tool", "user"], ...], Field(min_length=1)]
@@ -83,35 +84,36 @@ class ScheduleSettings(Section):
     """How the learning rate changes with the steps."""
 
     kind: ScheduleKind = "constant"
-    """`constant`, or falling to its lowest share as a line or a half cosine."""
+    """`constant`, or falling to its lowest share along a line or half a cosine."""
     rise: Natural = 0
     """Steps in which the rate rises evenly to the full one."""
     steps: Natural = 0
-    """The step from which the rate is lowest; 0: `training.steps`."""
+    """The step at which the rate reaches its lowest share; 0: `training.steps`."""
     lowest: Share = 0.0
-    """The share of the learning rate that is left then."""
+    """The share of the learning rate that is left from that step on."""
 
 
 class OverlongSettings(Section):
-    """What a record loses of its score if it generated almost too many tokens."""
+    """The penalty on the score of a record that generated almost too many tokens."""
 
     begins: Natural = 0
-    """Generated tokens of a record up to which nothing is taken."""
+    """A record with at most this many generated tokens has no penalty."""
     full: Natural = 0
-    """Tokens from which on the whole penalty is taken; between the two it grows evenly."""
+    """A record with at least this many generated tokens has the whole penalty; between the two limits it grows
+    evenly."""
     penalty: Annotated[Least, named("overlong_penalty", OF_GROUPS)] = 0.0
     """How much of its score a record with `overlong.full` tokens or more loses; 0: nothing."""
 
 
 class CriticSettings(Section):
-    """The critic: a second model that expects what the rest of a record will bring."""
+    """The critic: a second model that predicts the reward of the rest of a record."""
 
     learning_rate: Annotated[Number, Field(ge=0, le=10)] = 0.0
-    """Its learning rate; 0: the one that `learning_rate` has at the start."""
+    """Its learning rate; 0: the value of `learning_rate` at the start."""
     discount: Share = 1.0
-    """What a reward one token later is worth."""
+    """The factor by which a reward counts less for each token that it comes later."""
     trace: Share = 0.95
-    """How far an advantage looks beyond the next value (λ): 0 not at all, 1 to the end of the record."""
+    """How far an advantage looks beyond the next value (λ): 0: not at all; 1: to the end of the record."""
     clip: Least = 0.2
     """How far a value may move within a step before its gradient is cut; 0: any distance."""
     normalise: Flag = True
@@ -124,16 +126,16 @@ class PublicationSettings(Section):
     """How weights are published to engines."""
 
     precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Of published weights. `auto`: bfloat16, or float16 if `training.precision` is that; float32 for the model of
-    `build`."""
+    """The precision of published weights. `auto`: bfloat16, or float16 if `training.precision` is float16; float32 for
+    the model of `build`."""
     adapters: Literal["auto", "merged", "apart"] = "auto"
-    """With `lora`: versions are whole weights (`merged`), or the adapters alone, beside a base that engines get once
-    (`apart`). `auto`: apart for embedded engines, merged for servers."""
+    """With `lora`: versions are whole weights (`merged`), or only the adapters, beside a base that engines get once
+    (`apart`). `auto`: `apart` for embedded engines, `merged` for servers."""
     shard: Annotated[Bytes, Field(ge=1 << 20)] = 512 << 20
     """The most bytes of one file, unless a single tensor is larger."""
     delta: Literal["auto", "always", "never"] = "auto"
-    """Whether the difference to the version before is written too, for hosts that have that one. `auto`: if the run is
-    on hosts that do not share its directory."""
+    """Whether the difference to the previous version is written too, for hosts that have that version. `auto`: only if
+    the run is on hosts that do not share its directory."""
 
 
 class Training(LossKeys):
@@ -146,18 +148,19 @@ class Training(LossKeys):
     groups: Annotated[Positive, OF_BATCHES] = 8
     """Groups of one step."""
     optimizer_steps: Annotated[Positive, SCIENTIFIC_STEP] = 1
-    """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
+    """Optimizer steps of one step, each over a part of its groups. A batch with fewer groups than that takes one
+    optimizer step for each group."""
     demonstrations: str = ""
     """With `sft`: demonstrations (rows with `messages`), in any format of datasets; relative to the run file."""
     recorded: RecordedEpisodes = RecordedEpisodes()
     """With `sft`: records to learn from, alone or mixed with `demonstrations`."""
     roles: Roles = ("assistant",)
-    """With `sft`: the roles whose messages train in demonstrations. Of records, what the model wrote trains."""
+    """With `sft`: the roles whose messages train in demonstrations. In records, the model's own text trains."""
     batch: Positive = 64
     """With `sft`: demonstrations and records of one step."""
     advantage: Literal["grpo", "leave-one-out", "gae"] = "grpo"
-    """What scores are compared with: the mean of the group, that of the others in it, or what a critic expects of each
-    token (`gae`)."""
+    """The baseline of scores: the mean of the group (`grpo`), the mean of the others in it (`leave-one-out`), or the
+    prediction of a critic for each token (`gae`)."""
     critic: CriticSettings = CriticSettings()
     """The critic of `gae`."""
     divide_by_std: Flag = True
@@ -169,7 +172,7 @@ class Training(LossKeys):
     `normalise`."""
     limits: Annotated[LimitRule, OF_GROUPS] = "cap"
     """The advantage of a record that reached a limit (turns, tokens, repetition): at most 0 (`cap`), none (`mask`), or
-    its own (`keep`)."""
+    unchanged (`keep`)."""
     min_range: Annotated[Least, OF_GROUPS] = 0.0
     """A group whose scores span no more than this has no signal."""
     sign_clip: Annotated[Flag, OF_GROUPS] = False
@@ -181,9 +184,9 @@ class Training(LossKeys):
     turn_spread: Annotated[Share, OF_GROUPS] = 0.0
     """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     turn_discount: Share = 1.0
-    """If scorers give rewards to turns: what a reward one turn later is worth."""
+    """If scorers give rewards to turns: the factor by which a reward counts less for each turn that it comes later."""
     lora: Lora = Lora()
-    """Adapters that are trained in place of all weights."""
+    """Adapters that are trained instead of all weights."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` trains the inner matrices of the network with Muon, and the rest with AdamW."""
     adamw: AdamWSettings = AdamWSettings()
@@ -199,19 +202,19 @@ class Training(LossKeys):
     intervened_share: Annotated[Share, SCIENTIFIC_STEP] = 0.05
     """The greatest share of forks among the records that recent steps trained."""
     max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
-    """A longer gradient is scaled down."""
+    """A gradient with a larger norm is scaled down."""
     bound: Annotated[Natural, NEXT_STEP] = 2
-    """Publications by which the oldest trained token of a record may be behind."""
+    """How many publications old the oldest trained token of a record may be."""
     strategy: Annotated[Strategy, SCIENTIFIC_STEP] = "drop"
     """What happens at the bound: records are dropped, waited for, or trained with tighter clips."""
     hard_bound: Annotated[Natural, NEXT_STEP] = 0
-    """Under `decay`: what takes the place of the bound; 0: the bound itself."""
+    """Under `decay`: the bound that applies instead of `bound`; 0: `bound` itself."""
     wait_limit_s: Annotated[Number, Field(ge=0, le=LONGEST_S), NEXT_STEP] = 300.0
     """Under `wait`: how long a step is held back for records that it would make too old."""
     decay: DecaySettings = DecaySettings()
     """The bounds under `decay`."""
     publish_every: Annotated[Positive, NEXT_STEP] = 1
-    """Steps of one publication."""
+    """Steps between two publications."""
     publication: PublicationSettings = PublicationSettings()
     """How weights are published to engines."""
     checkpoint_every: Annotated[Positive, NEXT_STEP] = 50
@@ -231,23 +234,24 @@ class Training(LossKeys):
     threads: Positive = 1
     """Processor threads of the trainer."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the computation of a step. Weights and optimizer state stay in float32. With `float16` the loss is scaled, and
-    the scale adapts itself."""
+    """The precision in which a step is computed. Weights and optimizer state stay in float32. With `float16` the loss
+    is scaled by a factor that adapts itself."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again to save memory: norms and activation functions (`selective`: little more
+    """What the backward pass computes again to save memory: norms and activation functions (`selective`: little extra
     work), or whole layers (`full`: a third more work)."""
     gpus: Gpus | None = None
-    """GPUs of the trainer, of all its ranks together; empty: one for each if the engines compute on GPUs. 0.5 is a half
-    of one."""
+    """GPUs of the trainer, for all its ranks together. Empty: one for each rank if the engines compute on GPUs. 0.5 is
+    half a GPU."""
     compile: Flag = False
     """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
     parallel: Parallel = Parallel()
     """How the trainer is spread over processes."""
     gather: Literal["float32", "bfloat16"] = "float32"
-    """How weights that are spread over ranks are sent to each other; gradients are always summed in float32."""
+    """The precision in which ranks send their parts of weights to each other; gradients are always summed in
+    float32."""
     offload: Flag = False
-    """On GPUs: weights, gradients and optimizer state are in the memory of the host, and layers on the GPU in their
-    turn."""
+    """On GPUs: weights, gradients and optimizer state stay in the memory of the host, and one layer after the other is
+    moved to the GPU."""
     tokens_per_batch: Positive = 16_384
     """Packed tokens of one forward pass."""
     random: Natural = 0

@@ -34,7 +34,7 @@ def error_of(invalid: ValidationError, where: Where) -> ConfigError:
 
 
 def combine(sentences: Sequence[str]) -> ConfigError:
-    """One mistake is one sentence; several are a list."""
+    """The message for several mistakes: one mistake is one sentence; several are a list."""
     unique = list(dict.fromkeys(sentences))
     if len(unique) == 1:
         return ConfigError(unique[0])
@@ -42,7 +42,7 @@ def combine(sentences: Sequence[str]) -> ConfigError:
 
 
 def combine_errors(errors: Sequence[ConfigError]) -> ConfigError:
-    """As `combine`, with the hint of each error."""
+    """Like `combine`, with the hint of each error."""
     return errors[0] if len(errors) == 1 else combine([f"{each.message} {each.hint}".rstrip() for each in errors])
 
 

@@ -3,7 +3,7 @@
 Invariants:
 - A mapping has each key once.
 - Numbers, booleans and null are those of YAML 1.2 (`no`, `on` and `12:30` are text).
-- A file can make no Python objects, and only a bounded number of values.
+- A file cannot create Python objects, and can have only a bounded number of values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ for _tag, _pattern, _first in (
 
 
 def read_tree(text: str, name: str) -> Tree:
-    """Raises ConfigError that names file and line."""
+    """The tree of a file. Raises ConfigError that names file and line."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()

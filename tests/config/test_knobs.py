@@ -96,7 +96,7 @@ def test_knobs_of_units_are_those_of_their_fields():
         name="bound",
         kind="int",
         default=5,
-        help="Publications by which the oldest trained token of a record may be behind.",
+        help="How many publications old the oldest trained token of a record may be.",
         minimum=0,
         maximum=1_000_000,
         boundary="next version",
