@@ -6,14 +6,14 @@
     instruction_queue, instruction_handler   carry out the supervisor's instructions, Persist first
     state/                  rows, metrics, operations, knobs      messaging/  peers and pending requests
     persistence/            journal, keys, locks                  alerts/     rules, lifecycle, delivery
-    periodic_checks         leases, feed, alerts by the clock     recovery    what earlier coordinators wrote
-    own_files               restores removed files        progress_watch   runs that are well and stand still
+    periodic_checks         leases, feed, alerts by the clock     recovery    state of earlier coordinators
+    own_files               restores removed files        progress_watch   runs that make no progress
     feed_recorder           the feed on disk                      shutdown    the proof at the end of `down`
 
 Commands change desired state only: `+1` becomes absolute when it is accepted, `restart` raises a generation. So
-executing a command again after a crash is harmless. If a coordinator dies after it accepted a command and before it
-began it, the next one begins it. An operation ends when its units reached the goal, cannot reach it, or got another
-goal, or when its deadline passed. Every wait has a limit.
+executing a command again after a crash is harmless. If a coordinator dies between the acceptance and the start of a
+command, the next coordinator starts it. An operation ends when its units reached the goal, cannot reach it, or got
+another goal, or when its deadline passed. Every wait has a limit.
 
 Invariants:
 - A command is refused before anything changes, or durable before it is answered.

@@ -156,7 +156,7 @@ class Context:
     # ---- messages ----
 
     def refuse_handshake(self, sender: str, major: int, version: str, run: str, *, final: bool) -> Refused | None:
-        """Returns why a hello of another version or for another run is refused."""
+        """Returns the refusal of a hello of another version or for another run, with the reason."""
         if major != PROTOCOL_MAJOR:
             return Refused(
                 ExitCode.VERSION,
@@ -190,25 +190,27 @@ class Context:
         self.observed.facts(slot).metrics = self.metrics.shown(unit)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self.publish_metrics(encode(MetricBatch(unit, now, finite)))
-        # A row shows a Step until the next Step. A Step that is not shown by then is missing in recordings.
+        # A row shows a Step only until the next Step, so a Step whose row is not sent in time is missing in recordings.
         self.show_unit(unit, urgent=False, first=STEP.name in values)
 
     # ---- leases ----
 
     def lease_unit(self, unit: str) -> None:
         now, known, slot = self.clock.now(), unit in self.leases, self.state.slots[unit]
-        # A unit that was suspect for the last coordinator starts as suspect, so that its first heartbeat is an event.
+        # A unit that was suspect for the last coordinator starts as suspect here, so that its first heartbeat is an
+        # event.
         self.leases.begin(unit, now, Health.SUSPECT if slot.silent else Health.WELL)
         until = slot.phase_until
         if not known and until > now:
-            # It may be inside a phase that it announced to the last coordinator, and reports again only at its end.
+            # The unit may be inside a phase that it announced to the last coordinator, and then reports again only at
+            # its end.
             self.leases.phase(unit, now, phase="announced before", age_s=0.0, at_most_s=until - now)
 
     def lease_host(self, host: str) -> None:
         self.host_leases.begin(host, self.clock.now())
 
     def audit(self, who: str, command: str, what: str, *, operation: str = "", note: str = "") -> None:
-        """Write to the journal which person changed which thing."""
+        """Write into the journal who changed what."""
         now = self.clock.now()
         self.audited += 1
         row = AuditRow(self.audited, now, who, command, what, operation, note)

@@ -262,7 +262,8 @@ class Coordinator:
     # ---- life ----
 
     async def serve(self) -> None:
-        """Returns after `down` has ended, or `stop` was called. Raises ConflictError if another one took the lock."""
+        """Returns after `down` has ended, or `stop` was called. Raises ConflictError if another coordinator took the
+        lock."""
         self._open()
         progress = ProgressWatch(self._context, self._queries.chains)
         shown = (progress.tick, self._alerting.tick, self._recorder.tick)
@@ -310,7 +311,7 @@ class Coordinator:
         if found is None:
             paths.restore_run(self._state_dir, self._run)
             return True
-        # Another process may have added something to it.
+        # Another process may have added files to the directory.
         self._run = found
         return False
 
@@ -393,7 +394,7 @@ class Coordinator:
         if self._lost is None:  # otherwise these files belong to another coordinator
             self._marker.remove()
             if not self._departures.own_host_left:
-                address_file.remove(self._state_dir)  # it says that the run was not taken down
+                address_file.remove(self._state_dir)  # the remaining file shows that the run was not taken down
             addresses.remove_sockets(self._run.uuid)
         self._context.journal.close()
         self._lock.release()

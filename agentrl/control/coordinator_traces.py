@@ -56,7 +56,7 @@ class CoordinatorTraces:
         )
 
     def close(self) -> None:
-        """Returns when what waits was sent, or after some seconds."""
+        """Returns when the waiting spans have been sent, or after some seconds."""
         if self._stop is not None:
             self._stop()
         self._stop = None

@@ -1,7 +1,7 @@
 """Translates the rows of a run and the newest metrics of its units into families of Prometheus. Pure.
 
 Invariants:
-- Nothing is counted here: each value is one that a row or the metric store has at the moment of the scrape.
+- Nothing is counted here: each value comes from a row or the metric store at the moment of the scrape.
 - A name comes from a declared metric, never from a unit. Names that units chose are values of a label.
 - Every series of a family has the labels of that family, and the label `run`.
 """

@@ -2,8 +2,8 @@
 
 Invariants:
 - The recording has every published row, so playback shows what clients saw.
-- A thread of its own compresses and writes, and the event loop never waits for it.
-- While it cannot write, the row of the run says why.
+- A separate thread compresses and writes, and the event loop never waits for it.
+- While it cannot write, the row of the run shows the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FeedRecorder:
         self._began: dict[str, float] = {}
         """When the marked things began, by key. The same alert may fire again."""
         self._pending_alerts: set[str] = set()
-        """They begin when they fire, even if they were pending for a long time."""
+        """Pending alerts. An alert begins when it fires, even if it was pending for a long time."""
         self._thread = threading.Thread(target=self._work_off, name="recorder", daemon=True)
         self._thread.start()
         context.feed.on_row = self._row
@@ -75,7 +75,7 @@ class FeedRecorder:
                 self._pending_alerts.add(key)
         elif began != self._began.get(key):
             self._began[key] = began
-            # A new coordinator publishes again what began long ago.
+            # A new coordinator also publishes things that began long ago.
             if was_pending or now - began < FRAME_S:
                 self._writer.mark(now, key)
 

@@ -1,11 +1,11 @@
 """Admits host agents, and forgets hosts that are gone.
 
 Invariants:
-- On the coordinator's machine only the process in `agent.json` is the host agent. The kernel names the process of a
-  connection, so a unit cannot pose as its host.
+- On the coordinator's machine only the process in `agent.json` is the host agent. The kernel identifies the process of
+  a connection, so a unit cannot pose as its host.
 - From other machines only a key with the permission `host` registers a host, and only the machine that has joined as
   that host.
-- The units of another machine have a key of their own, which registers no host.
+- The units of another machine have a separate key, which cannot register a host.
 - A host that is silent for long and holds no unit is forgotten: its row disappears and its name is free. A person may
   declare earlier that a silent host is gone for good.
 """
@@ -30,7 +30,7 @@ from agentrl.transport.hub import Peer
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
-"""How often silent hosts are looked for, because each look reads all units."""
+"""How often silent hosts are searched for. This is rare, because each search reads all units."""
 
 _MAY_REGISTER = {
     Kind.HOST: (Permission.HOST, Permission.ADMIN),
@@ -50,7 +50,7 @@ class HostAdmission:
         self._look_at = 0.0
 
     def may_register(self, peer: Peer, kind: Kind) -> bool:
-        """Whether a connection may send the messages of units, or those of hosts."""
+        """Whether a connection may send messages of units, or of hosts."""
         return peer.local or self._context.keyring.permission(peer.key_name or "") in _MAY_REGISTER[kind]
 
     def refusal(self, peer: Peer, hello: HostHello) -> Refused | None:
@@ -98,7 +98,7 @@ class HostAdmission:
                 log.error("the units of host %s cannot connect: %s", hello.host, failed)
 
     def key_of(self, host: str) -> str:
-        """The name of the key with which the host joined; empty for one that is unknown or of this machine."""
+        """The name of the key with which the host joined; empty for an unknown host and for this machine."""
         return self._joined.key_of(host)
 
     def forget_silent(self, now: float) -> None:
@@ -118,7 +118,8 @@ class HostAdmission:
                 self.forget(name)
 
     def forget(self, name: str, *, by: str = "", gone: str = "") -> None:
-        """`by`: the operation by which a person declares the host gone; `gone`: what took its machine away."""
+        """Forgets a host. `by`: the operation by which a person declares it gone; `gone`: the reason why its machine is
+        gone."""
         context = self._context
         why = gone or (f"declared gone by {by}" if by else "silent, and holds no unit")
         log.info("host %s is forgotten: %s", name, why)

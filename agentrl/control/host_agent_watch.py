@@ -1,9 +1,9 @@
 """Restarts the host agent of the coordinator's own host when it dies or hangs.
 
 Invariants:
-- An agent that a signal stopped is continued once. If it is stopped again, or silent for as long as a coordinator may
-  be, it is replaced.
-- Time in which the coordinator itself stood still is no silence of the agent.
+- An agent that a signal stopped is continued once. If it is stopped again, or is silent for `coordinator_silent_s`, it
+  is replaced.
+- Time in which the coordinator itself was stopped does not count as silence of the agent.
 - Two agents never live at once (an agent holds a lock).
 - The death of the agent is noticed at once (pidfd).
 - The new agent adopts all units, and they are not restarted.
@@ -32,13 +32,13 @@ LOOK_EVERY_S = 0.5
 
 
 class HostAgentWatch:
-    """`failed(host, pid, what, done)` is called for each stop, and for each death after the next agent was started."""
+    """`failed(host, pid, what, done)` is called for each stop, and for each death once the next agent has started."""
 
     def __init__(self, context: Context, state_dir: Path, failed: Callable[[str, int, str, str], None]) -> None:
         self._context = context
         self._failed = failed
         self._continued = False
-        """The present agent was stopped by a signal, and continued."""
+        """Whether a signal stopped the present agent and it was continued."""
         self._silent_s = 0.0
         self._looked_at = context.clock.now()
         self._state_dir = state_dir
@@ -67,7 +67,7 @@ class HostAgentWatch:
                 log.error("the host agent cannot be started: %s", failed)
 
     async def _until_death(self, identity: procfs.Identity) -> None:
-        """Returns when the agent has ended. Looks at an agent that is silent."""
+        """Returns when the agent has ended. Checks an agent that is silent."""
         self._continued, self._silent_s = False, 0.0
         death = asyncio.create_task(_death_of(identity.pid), name="death of the host agent")
         try:
@@ -82,7 +82,7 @@ class HostAgentWatch:
         context = self._context
         lease, times = context.host_leases.get(context.host), context.supervisor.times
         now = context.clock.now()
-        # Twice the pace: a loop that is a little late did not stand still.
+        # Twice the interval: a loop that is only a little late was not stopped.
         passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_EVERY_S), now
         stat = procfs.read_stat(identity.pid)
         if lease is None or stat is None:

@@ -2,10 +2,10 @@
 
 Invariants:
 - The agent of a leaving host may end only after the last unit there has ended and its report is in the journal.
-- A host that has left is forgotten, so its name is free for the next agent. If the run file wants it, it is shown as
-  one that has left, not as lost.
-- If it is the host of the coordinator, the coordinator ends with the agent. Desired state stays, so the next one starts
-  the same units again.
+- A host that has left is forgotten, so its name is free for the next agent. If the run file names it, it is shown as
+  left, not as lost.
+- If it is the host of the coordinator, the coordinator ends with the agent. Desired state stays, so the next
+  coordinator starts the same units again.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class HostDepartures:
         self._leave = leave
         self._ending: asyncio.Task[None] | None = None
         self.own_host_left = False
-        """The coordinator ends with its host, and the run is not taken down."""
+        """Whether the coordinator ends with its host although the run is not taken down."""
 
     def announced(self, host: str, leaving: HostLeaving) -> None:
-        """The agent of the host wants to end."""
+        """Handles the announcement that the agent of the host wants to end."""
         context = self._context
         within_s = min(max(0.0, leaving.within_s), LONGEST_S)
         why = leaving.why[:LONGEST_REASON] or "its agent ends"
@@ -45,7 +45,7 @@ class HostDepartures:
         context.happened(events.HostLeaving(host=host, until=context.clock.now() + within_s, why=why))
 
     def look(self, now: float) -> None:
-        """Release the hosts on which nothing is left. May be called often."""
+        """Release the hosts on which no process is left. May be called often."""
         context = self._context
         if context.ending:
             return
@@ -64,7 +64,7 @@ class HostDepartures:
         context, why = self._context, self._context.state.hosts[name].leaving
         self._forget(name)
         if context.config is not None and name in context.config.all_hosts:
-            # The run file wants it, so it is shown until its next agent joins.
+            # The run file names the host, so it is shown until its next agent joins.
             context.observed.awaited_since[name] = now
             context.happened(events.HostAwaited(host=name, why=f"left ({why})"))
             context.show_host(name)

@@ -1,9 +1,9 @@
-"""Carries out `hosts remove`: a host that drains leaves the run when nothing of it is left there.
+"""Carries out `hosts remove`: a draining host leaves the run when no process of the run is left on it.
 
 Invariants:
 - Its agent ends, and its key is revoked, only after its units have ended and its agent has found no process of the run.
-- A coordinator that restarts amid a removal continues it.
-- Only a host that answers is removed. Of one that is silent, a person has to say that it is gone (`hosts forget`).
+- A coordinator that restarts during a removal continues it.
+- Only a host that answers is removed. For a silent host, a person must declare that it is gone (`hosts forget`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class HostRemoval:
         self._admission = admission
         self._rebind = rebind
         self._proofs: dict[str, asyncio.Task[None]] = {}
-        """By operation: the search for processes that are left."""
+        """For each operation, the search for remaining processes."""
         self._prove_at: dict[str, float] = {}
         self._sent: set[str] = set()
-        """Operations whose agent was told to end by this coordinator."""
+        """Operations whose agent this coordinator has ordered to end."""
         self._began = context.clock.now()
         self.table: dict[str, Prepare] = {COMMAND: self._prepare}
 
@@ -75,7 +75,7 @@ class HostRemoval:
         if host not in context.state.run.draining_hosts:
             operations.finish(operation, OperationState.SUPERSEDED, now, f"{host} takes units again")
         elif left:
-            # A drain has no limit, as long as the host answers.
+            # A drain has no time limit as long as the host answers.
             if connected:
                 operations.extend(operation, now=now, for_s=context.supervisor.times.operation_deadline_s)
             operations.waits_for(operation, f"the end of {few_names(left)}")
@@ -86,7 +86,7 @@ class HostRemoval:
             context.peers.send_to_host(host, messages.AgentExit())
             self._sent.add(operation.id)
         elif operation.id not in self._sent and now - self._began < context.supervisor.times.host_silent_after_s:
-            # The agent may not have found this coordinator yet.
+            # The agent may not yet have connected to this coordinator.
             operations.waits_for(operation, f"the agent of {host}")
         else:
             self._finish(operation, host, now)

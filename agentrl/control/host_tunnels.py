@@ -1,4 +1,4 @@
-"""The tunnels between the hosts of a run: certificates, addresses, and what units on other hosts need to know.
+"""The tunnels between the hosts of a run: certificates, addresses, and the secrets that units on other hosts need.
 
 Invariants:
 - Only a host that was admitted gets a certificate, and only for its own name.
@@ -41,24 +41,24 @@ class HostTunnels:
         return config is not None and need_tunnels(config.all_hosts)
 
     def configure(self, config: RunConfig) -> None:
-        """The configuration has changed."""
+        """Applies a changed configuration."""
         if need_tunnels(config.all_hosts):
             for host in self._context.peers.hosts():
                 self.connected(host)
 
     def connected(self, host: str) -> None:
-        """A host agent said hello."""
+        """Handles the hello of a host agent."""
         if self.needed:
             here, bind = self._host(host), self._host(host).bind or self._host(host).address
             if not bind and host == self._context.host:
                 bind = self._listens_at()
             self._context.peers.send_to_host(host, OpenTunnel(bind=bind, port=here.port, cache_bytes=here.cache))
             if self._url_file.exists():
-                # They may have been replaced while it was away.
+                # Its secrets may have been replaced while it was away.
                 self.send_secrets(host)
 
     def opened(self, host: str, tunnel: TunnelOpened) -> None:
-        """The tunnel of a host listens, or wants another certificate."""
+        """Handles the message that the tunnel of a host listens or wants another certificate."""
         if not self.needed:
             return
         try:
@@ -71,7 +71,7 @@ class HostTunnels:
 
     @property
     def authority(self) -> Authority:
-        """Raises AgentrlError."""
+        """The authority that issues the certificates. Raises AgentrlError."""
         if self._authority is None:
             self._authority = Authority(self._state_dir, self._context.run.uuid)
         return self._authority
@@ -88,11 +88,12 @@ class HostTunnels:
             self.tell_all()
 
     def before_spawn(self, host: str, role: Role) -> AgentrlError | None:
-        """A unit is about to start there. Returns why it cannot."""
+        """Prepares the host for a unit that is about to start. Returns the reason if it cannot start."""
         return self.send_secrets(host) if role is not Role.SIDECAR else None
 
     def send_secrets(self, host: str) -> AgentrlError | None:
-        """Hand over the tokens of the run and the address of its database, once it has one. Returns why that failed."""
+        """Send the host the tokens of the run and, once it exists, the address of the database. Returns the error if
+        that failed."""
         config = self._context.config
         if config is None:
             return None
@@ -107,7 +108,7 @@ class HostTunnels:
         return None
 
     def _keep_url(self, url: str) -> None:
-        """For the units of this host, which find an embedded server in the same way."""
+        """Writes the URL for the units of this host, which find an embedded server in the same way."""
         with contextlib.suppress(OSError):
             if self._url_file.read_text() == url:
                 return
@@ -134,7 +135,7 @@ class HostTunnels:
         return self._state_dir / "mongo" / "url"
 
     def tell_all(self) -> None:
-        """Tell all hosts their certificates, whom they trust, and where the others are."""
+        """Send every host its certificate, the authorities that it trusts, and the addresses of the others."""
         if self._authority is None:
             return
         peers = {host: f"{self._address(host)}:{tunnel.port}" for host, tunnel in self._opened.items()}

@@ -2,7 +2,7 @@
 
 Invariants:
 - Every incident is written to the journal.
-- The feed shows the newest ones, also after a restart.
+- The feed shows the newest ones, even after a restart.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Incidents:
         self._tails[unit, incarnation] = tail
 
     def forget(self, unit: str, incarnation: int) -> None:
-        """The end of this incarnation is completely recorded."""
+        """Drops the log lines of an incarnation whose end is completely recorded."""
         self._tails.pop((unit, incarnation), None)
 
     def restore(self, incidents: Iterable[IncidentRow]) -> None:
@@ -68,8 +68,9 @@ class Incidents:
         )
 
     def parts_reported(self, slot: Slot, before: messages.UnitReport, now: messages.UnitReport) -> None:
-        """Record the parts of a unit, such as tool servers, that ended unplanned since its report before."""
-        # What the first report of a part counts may be an incident of before a restart of the coordinator.
+        """Record the parts of a unit, such as tool servers, that ended unplanned since its last report."""
+        # The deaths in the first report of a part may be from before a restart of the coordinator, and already
+        # recorded.
         died = {part.name: part.died for part in before.parts}
         name = f"{slot.unit}.{slot.incarnation}"
         for part in now.parts:
@@ -85,7 +86,7 @@ class Incidents:
                 )
 
     def unit_stopped_by_signal(self, host: str, unit: str, incarnation: int) -> None:
-        """A signal stopped the process of a unit, and the supervisor continues it."""
+        """Record that a signal stopped the process of a unit, and that the supervisor continues it."""
         name = f"{unit}.{incarnation}"
         self._record(
             id=f"{name}-stopped-{self._context.clock.now():.0f}",
@@ -97,7 +98,7 @@ class Incidents:
         )
 
     def host_agent_failed(self, host: str, pid: int, what: str, done: str) -> None:
-        """The host agent of the coordinator's own host."""
+        """Record a failure of the host agent of the coordinator's own host."""
         self._record(
             id=f"agent-{host}-{pid}-{self._context.clock.now():.0f}",
             unit="host agent",
@@ -123,9 +124,9 @@ class Incidents:
         )
 
     def entry_set_aside(self, entry: SetAside) -> None:
-        """An entry of the journal can never be written."""
+        """Record that an entry of the journal can never be written."""
         if entry.kind == "incident":
-            return  # an incident about it might be refused as well
+            return  # an incident about an incident might be refused as well
         self._record(
             id=f"journal-{entry.kind}-{entry.key}",
             unit="coordinator",
@@ -135,7 +136,7 @@ class Incidents:
         )
 
     def entry_unreadable(self, entry: SetAside) -> None:
-        """An entry of the journal that an earlier coordinator wrote cannot be read."""
+        """Record that an entry of the journal, which an earlier coordinator wrote, cannot be read."""
         self._record(
             id=f"unreadable-{entry.kind}-{entry.key}-{self._context.clock.now():.0f}",
             unit="coordinator",
@@ -158,8 +159,8 @@ class Incidents:
             self._context.feed.remove(f"incident/{self._shown.popleft()}")
 
     def _stacks_of(self, report: do.Report) -> str:
-        """The log of a unit with the unit runtime, if it ended by a signal at which faulthandler writes the stacks
-        there.
+        """The log of a unit, if it uses the unit runtime and ended by a signal at which faulthandler writes the stacks
+        to the log.
         """
         spec = self._context.state.slots[report.unit].spec
         if spec is None or not spec.speaks or report.exit is None or report.exit.signal not in _WRITES_STACKS:

@@ -92,7 +92,7 @@ class InstructionHandler:
             return
         context.leases.end(unit)
         if failed := self._tunnels.before_spawn(host, slot.spec.role):
-            # A missing secret does not come by itself; a disk may.
+            # A missing secret never appears by itself; disk space may.
             final = isinstance(failed, ConfigError)
             reason = f"{failed} (on host {context.host})"
             missing = events.SpawnFailed(host=host, unit=unit, incarnation=incarnation, reason=reason, final=final)
@@ -107,7 +107,7 @@ class InstructionHandler:
                 incarnation=incarnation,
                 token=token_of(context.secret, slot.name),
                 spec=slot.spec,
-                # On other hosts the host agent passes on the address at which it reached the coordinator.
+                # On other hosts the host agent gives units the address at which it reached the coordinator.
                 coordinator=self.hub_address if host == context.host else "",
                 devices=slot.devices,
                 traceparent=trace.header() if trace else "",
@@ -134,7 +134,7 @@ class InstructionHandler:
         self._timers.pop(unit, None)
         slot = self._context.state.slots.get(unit)
         late = self._context.clock.now() - at
-        # After the coordinator itself was stopped, the message that prevents this may wait in its sockets.
+        # If the coordinator itself was stopped, the message that would prevent this may still wait in its sockets.
         waits = slot is not None and slot.state in (UnitState.STARTING, UnitState.DRAINING)
         if waits and not again and late > self._context.supervisor.times.late_after_s:
             self._start_timer(unit, at, again=True)

@@ -2,7 +2,7 @@
 
 Invariants:
 - Durable instructions are written before any other instruction of the turn is performed.
-- While the journal cannot be written, nothing is performed and no command is accepted.
+- While the journal cannot be written, no instruction is performed and no command is accepted.
 - One turn is one transaction, for any number of events.
 - An entry that can never be written is set aside and reported; the others are written. A unit whose slot is set
   aside is not spawned, because the next coordinator would not know it.
@@ -81,7 +81,7 @@ class Executor:
         self._schedule()
 
     def then(self, act: Callable[[], None]) -> None:
-        """Call `act` when everything of this turn is durable."""
+        """Call `act` when all entries of this turn are durable."""
         self._after.append(act)
         self._schedule()
 

@@ -1,10 +1,10 @@
 """Carries out `keys rotate`: replaces the run's HTTP token and the authority of its tunnels while the run lives.
 
 Invariants:
-- Each step reaches every connected host before the next begins, so no call is refused: the new secret is accepted as
-  well, then it is used, then only it is accepted.
-- A coordinator that restarts amid a rotation begins the steps again with the secrets that are half replaced; it makes
-  no third ones.
+- Each step reaches every connected host before the next begins, so no call is refused: first the new secret is accepted
+  as well, then it is used, and then only the new one is accepted.
+- A coordinator that restarts during a rotation repeats the steps with the secrets that are already half replaced; it
+  never makes a third one.
 - A host that is away gets the present secrets when it comes back.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 COMMAND = "rotate_keys"
 STEP_S = 5.0
-"""For messages to hosts, and for calls that read the secrets before the step."""
+"""How long messages to hosts may take, and calls that read the secrets before the step."""
 
 
 class Step(enum.IntEnum):
@@ -45,7 +45,7 @@ class KeyRotation:
         self._state_dir = state_dir
         self._tunnels = tunnels
         self._next: dict[str, tuple[Step, float]] = {}
-        """By operation: the step that follows, and when."""
+        """For each operation, its next step and the time of that step."""
         self.table: dict[str, Prepare] = {COMMAND: self._prepare}
 
     def _prepare(self, args: RotateKeys) -> Prepared:
@@ -63,7 +63,7 @@ class KeyRotation:
 
     def tick(self, now: float) -> None:
         live = [op for op in self._context.operations.live() if op.command == COMMAND]
-        # One after the other: two rotations at a time would drop each other's secrets.
+        # Rotations are done one after the other: two at a time would drop each other's secrets.
         for operation in live[:1]:
             step, at = self._next.get(operation.id, (Step.ACCEPT, now))
             if operation.state is not OperationState.RUNNING or now < at:

@@ -1,13 +1,13 @@
-"""Finds whose process a local connection comes from, and what that process may do.
+"""Finds the unit or person that a local connection comes from, and its permission.
 
-The local socket is open to every process of the operator's user, and so to all programs that units start: tool
-servers, and code that a model wrote. The kernel names the process of a connection; its cgroup, its ancestors and
-their environments name the unit.
+The local socket is open to every process of the operator's user, and therefore to all programs that units start: tool
+servers, and code that a model wrote. The kernel names the process of a connection; its cgroup, its ancestors and their
+environments name the unit.
 
 Invariants:
-- A process in the tree of a unit is that unit, whatever it says: it registers as no other unit and commands nothing.
-  Only the processes of a sidecar, and programs that alerts started, may do what the run file permits them.
-- A process of another run is no person either: it registers as no unit and commands nothing.
+- A process in the tree of a unit counts as that unit, whatever it claims: it cannot register as another unit or execute
+  commands. Only processes of a sidecar, and programs that alerts started, may do what the run file permits them.
+- A process of another run does not count as a person either: it cannot register as a unit or execute commands.
 - A connection whose process has ended, or that the kernel does not name here, may do nothing.
 """
 
@@ -30,7 +30,7 @@ ENDED = "a process that has ended"
 ALERT_PROGRAM = "a program that an alert started"
 OUTSIDE = "a process outside of the coordinator's pid namespace"
 UNNAMED_UNIT = "a process that a unit started"
-"""It belongs to the run, but nothing says to which unit: it left its cgroup and cleared its environment."""
+"""A process that belongs to the run but to no known unit, because it left its cgroup and cleared its environment."""
 OTHER_RUN = "a process of another run"
 _FROM_OUTSIDE = (
     "The coordinator runs in a container: run the command there (`docker exec CONTAINER agentrl ...`), or connect by "
@@ -39,15 +39,15 @@ _FROM_OUTSIDE = (
 
 _REMEMBERED = 1000
 _CHANGES = 5
-"""How many ancestors may end while the ancestors are read."""
+"""How many ancestors may end while they are being read."""
 
 
 class LocalPeers:
     def __init__(self, run: str, state: State) -> None:
         self.alert_programs: Collection[int] = ()
-        """The pids of the commands that alerts started and that run now."""
+        """The pids of running commands that alerts started."""
         self.alert_permission: Permission | None = None
-        """What they may command."""
+        """The permission of these commands."""
         self._run = run
         self._state = state
         self._owners: dict[Peer, str] = {}
@@ -78,7 +78,7 @@ class LocalPeers:
         return self._processes[known]
 
     def permission(self, peer: Peer) -> Permission | None:
-        """What a local connection may command; None if nothing."""
+        """The permission of a local connection; None if it has none."""
         return self._permission(self.owner(peer))
 
     def may_read(self, pid: int, uid: int) -> bool:
@@ -109,7 +109,7 @@ class LocalPeers:
         return f"{user}@{claimed.rpartition('@')[2] or 'unknown'}"
 
     def refusal_of_unit(self, peer: Peer, hello: UnitHello) -> Refused | None:
-        """Why a local connection is not the unit that it claims to be."""
+        """The refusal of a local connection that cannot be the unit that it claims to be; None if it can."""
         owner, claimed = self.owner(peer), incarnation_name(hello.unit, hello.incarnation)
         if owner in (NO_UNIT, claimed):
             # Without cgroups the environment of a unit may not be readable. Its token is proof enough.
@@ -135,8 +135,8 @@ def owner_of(pid: int, run: str, alert_programs: Collection[int] = ()) -> str:
 
 
 def _owner_by_ancestors(pid: int, run: str, alert_programs: Collection[int]) -> str | None:
-    """None if the process or one of its ancestors ended meanwhile. A cgroup is certain; of the marks the outermost
-    counts, because a process can give its children any environment.
+    """The owner; None if the process or one of its ancestors ended meanwhile. A cgroup is certain proof. Among the
+    marks in environments the outermost counts, because a process can give its children any environment.
     """
     child, owner, around = 0, NO_UNIT, _around_this_process()
     while pid > 0 and pid != os.getpid():
@@ -160,7 +160,8 @@ def _owner_by_ancestors(pid: int, run: str, alert_programs: Collection[int]) -> 
 
 
 class _Around(NamedTuple):
-    """Where the coordinator itself runs, which may be a unit of another run: that says nothing about a process."""
+    """The ancestors and the cgroup of the coordinator itself. It may be inside a unit of another run, so they prove
+    nothing about a process."""
 
     pids: frozenset[int]
     cgroup: str
@@ -175,7 +176,8 @@ def _around_this_process() -> _Around:
 
 
 def _is_of_another_run(pid: int, marks: Mapping[bytes, bytes], run: str, cgroup: str) -> bool:
-    """Its cgroup is certain, so marks of this run do not count against it."""
+    """Whether a process belongs to another run. Its cgroup is certain proof, which marks of this run cannot
+    overrule."""
     if cgroups.prefix_around(pid) not in ("", cgroup, cgroups.run_prefix(run)):
         return True
     marked = bool(marks.get(procfs.MARK_RUN) or marks.get(procfs.MARK_TOOL))

@@ -1,8 +1,8 @@
 """Routes each message that arrives to the handler of its sender.
 
 Invariants:
-- No message can stop the coordinator: an unreadable one is refused or dropped with a line in the log. It ends no
-  registration: a unit with one wrong number stays connected.
+- No message can stop the coordinator: an unreadable one is refused or dropped with a line in the log. It does not end
+  the registration: a unit that sends one wrong number stays connected.
 - A peer without a hello is requested to send one.
 - A peer may only send the messages of its kind.
 """
@@ -122,7 +122,7 @@ class MessageRouter:
         context.host_leases.beat(known.name, now)
         host = context.state.hosts.get(known.name)
         if host is not None and not host.connected:
-            # Its connection survived the silence. Only its ledger has the events of that time.
+            # The connection of the host survived its silence. Only its ledger has the events of that time.
             context.peers.ask_who(peer, now)
         if isinstance(message, messages.HostBeat):
             context.peers.send(peer, messages.BeatAck(message.seq, now))

@@ -1,7 +1,7 @@
 """Serves `/metrics` on loopback, if the configuration has `metrics.port`.
 
 Invariants:
-- A scrape reads what the coordinator knows at that moment, and needs the token.
+- A scrape reads the coordinator's state at that moment, and needs the token.
 - A configuration whose port is taken, or whose token is missing, is refused before it is in force.
 - If a restarted coordinator finds its port taken, it tries again every two seconds, and works without it meanwhile;
   the row of the run has the reason.
@@ -34,7 +34,7 @@ Snapshot = Callable[[], tuple[StatusReport, Mapping[str, Mapping[str, float]]]]
 
 
 class MetricsListener:
-    """`changed` is called when the trouble changes."""
+    """`changed` is called when `trouble` changes."""
 
     def __init__(self, snapshot: Snapshot, changed: Callable[[], None] = lambda: None) -> None:
         self._snapshot = snapshot
@@ -42,9 +42,9 @@ class MetricsListener:
         self._wanted = Metrics()
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
-        """Where a scrape is answered; empty if nowhere."""
+        """The URL for scrapes; empty if there is none."""
         self.trouble = ""
-        """The reason why nothing is served although the configuration has a port; empty if it is served."""
+        """The reason why `/metrics` is not served although the configuration has a port; empty if it is served."""
 
     def check(self, config: RunConfig) -> None:
         """Refuse a configuration whose port is taken or whose token is missing. Changes nothing."""

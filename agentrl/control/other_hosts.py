@@ -1,10 +1,10 @@
-"""What a run that is down left on other hosts.
+"""Lists and removes files that a run which is down left on other hosts.
 
 `python -m agentrl.control.other_hosts --state-dir S [--act forget|wipe]`
 
 Invariants:
 - Without an act it only names the hosts.
-- A host that cannot be asked is named with what to remove there by hand.
+- A host that cannot be reached is named, with the files that a person must remove there.
 - Stdout is one JSON message.
 """
 
@@ -45,7 +45,8 @@ def hosts_of(state_dir: Path) -> tuple[RunConfig | None, list[str]]:
 
 
 def clear(state_dir: Path, act: Act) -> dict[str, str]:
-    """By host: empty, or why it still has files of the run. Raises AgentrlError if the journal cannot be read."""
+    """For each host the reason why it still has files of the run; empty if it has none. Raises AgentrlError if the
+    journal cannot be read."""
     config, hosts = hosts_of(state_dir)
     run = read_run(state_dir)
     if not hosts or config is None or run is None:

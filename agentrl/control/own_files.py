@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class OwnFiles:
     """`lock` and `restore`, which has a function for each kind of file, return whether they had to restore it.
 
-    `mark` writes the marker of the run directory, which is no restoration. `on_lost_lock` is called if another
-    coordinator has the run.
+    `mark` writes the marker of the run directory, which does not count as a restoration. `on_lost_lock` is called if
+    another coordinator has the run.
     """
 
     def __init__(

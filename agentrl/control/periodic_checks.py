@@ -29,7 +29,7 @@ PRUNE_EVERY_S = 60.0
 METRICS_EVERY_S = 1.0
 KEEP_EVENTS = 100_000
 KEEP_RETIRED = 100
-"""Units that were scaled away and can still be looked at."""
+"""How many units that were scaled away are kept for inspection."""
 KEEP_EVENTS_S = 90 * 86_400.0
 
 
@@ -88,7 +88,7 @@ class PeriodicChecks:
             slot = self._context.state.slots.get(finding.name)
             if slot is None:
                 continue
-            # A unit that starts has a deadline of its own, unless its host is silent.
+            # A starting unit has its own deadline, unless its host is silent.
             if slot.state is not UnitState.STARTING or self._context.state.is_silent(slot.host):
                 self._context.happened(_event_of(finding, slot.incarnation))
 
@@ -143,7 +143,7 @@ class OwnMetrics:
             PEERS.name: float(len(self._context.peers)),
         }
         self._since, self._seq, self._worst_lag_s = now, feed.seq, 0.0
-        self._context.metrics.update("coordinator", 1, values, now)  # it has no incarnations
+        self._context.metrics.update("coordinator", 1, values, now)  # the coordinator has no incarnations
         self._context.publish_metrics(encode(MetricBatch("coordinator", now, values)))
 
 

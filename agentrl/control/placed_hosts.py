@@ -1,12 +1,12 @@
-"""Keeps the hosts of the run file placed: starts their agents, says why one is not there, and gives machines back.
+"""Keeps the hosts of the run file placed: starts their agents, reports why one is missing, and gives machines back.
 
-Each call of a backend is a process of its own (`python -m agentrl.placement`), so the coordinator never waits for a
-cluster, and a backend that hangs or dies takes nothing with it.
+Each call of a backend is a separate process (`python -m agentrl.placement`), so the coordinator never waits for a
+cluster, and survives a backend that hangs or dies.
 
 Invariants:
-- A host that is not connected is started again and again, with growing pauses; nothing else waits for that.
+- The start of a host that is not connected is repeated with growing pauses; nothing else waits for it.
 - Only a host whose backend promises that its machine is gone is forgotten, and its key with it.
-- A host that the run file does not name any more is drained before its machine is given back.
+- A host that the run file no longer names is drained before its machine is given back.
 - A host that a person removed stays away until the next `up`.
 - The secret of a host goes to the backend over standard input.
 """
@@ -43,7 +43,8 @@ FIRST_IN_QUEUE_S, LONGEST_IN_QUEUE_S = 0.5, 5.0
 LEAVES_WITHIN_S = 5.0
 STARTS_END_WITHIN_S = 30.0
 LOST_TRIES, SILENT_TRIES = 2, 5
-"""After so many failed starts, or so long without a hello of an agent that lives, no command waits for the host."""
+"""After this many failed starts, or this many tries without a hello of a living agent, no command waits for the
+host."""
 _ANY = ("", "*", "0.0.0.0", "[::]", "::")
 
 
@@ -56,7 +57,7 @@ class Try:
     in_queue_s: float = FIRST_IN_QUEUE_S
     failures: int = 0
     lost: str = ""
-    """What took its last machine away."""
+    """The reason why its last machine is gone."""
 
     def failed(self, now: float) -> None:
         self.failures += 1
@@ -64,7 +65,8 @@ class Try:
         self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s)
 
     def waits(self, now: float) -> None:
-        """It is in a queue, which is often short at first."""
+        """Plans the next check of a host that is in a queue. The first checks are frequent, because the wait is often
+        short."""
         self.next_at = now + self.in_queue_s
         self.in_queue_s = min(LONGEST_IN_QUEUE_S, 1.5 * self.in_queue_s)
 
@@ -85,7 +87,7 @@ class PlacedHosts:
         self._look_at = 0.0
 
     def configure(self, config: RunConfig) -> None:
-        """The configuration has changed: try at once what failed before."""
+        """Applies a changed configuration: failed hosts are tried again at once."""
         placed = config.placement.kind != "local"
         self._settings, self._listen = config.placement, config.coordinator.listen
         here = self._context.host
@@ -94,11 +96,11 @@ class PlacedHosts:
         self._dismissed.clear()
         self._look_at = 0.0
         for host in self._context.state.in_vain & self._hosts.keys():
-            # What was in the way may be repaired.
+            # The obstacle may have been removed.
             self._await(host, f"{self._settings.kind} starts it")
 
     def look(self, now: float) -> None:
-        """Start what is missing, and end what is not wanted any more. May be called often."""
+        """Start missing hosts and end hosts that are no longer wanted. May be called often."""
         context = self._context
         if now < self._look_at or context.ending or not context.state.run.up:
             return
@@ -111,14 +113,14 @@ class PlacedHosts:
             self._task = asyncio.create_task(self._work(missing, surplus), name="placement of hosts")
 
     def forgotten(self, host: str) -> None:
-        """The host is forgotten: its next machine gets another key."""
+        """Handles that a host was forgotten: its next machine gets another key."""
         try:
             self._context.keyring.end_key_of_host(host, self._context.clock.now())
         except (AgentrlError, OSError) as failed:
             log.error("the key of host %s is not removed: %s", host, failed)
 
     def dismissed(self, host: str) -> None:
-        """A person removed the host, or declared it gone: it stays away until the next `up`."""
+        """Handles that a person removed the host or declared it gone: it stays away until the next `up`."""
         self._dismissed.add(host)
         self._context.happened(events.HostAwaited(host=host, why=""))
 
@@ -129,7 +131,7 @@ class PlacedHosts:
         return sorted({*self._context.keyring.placed_hosts(), *self._hosts})
 
     async def gone(self, host: str) -> str:
-        """Why nothing of this host is left, if its placement promises that."""
+        """The reason why no process of this host can be left, if its placement promises that; empty otherwise."""
         if host not in self.placed():
             return ""
         try:
@@ -139,11 +141,11 @@ class PlacedHosts:
         return next((one.why for one in described if one.host == host and one.state is State.GONE), "")
 
     async def release(self) -> str:
-        """End the agents that live and give all machines back. Returns what could not be proven."""
+        """End the living agents and give all machines back. Returns sentences on what could not be proven."""
         if not (hosts := self.placed()):
             return ""
         if self._task is not None:
-            # A start that is under way would otherwise come after the end.
+            # Otherwise a start that is under way would complete after the end.
             await asyncio.wait((self._task,), timeout=STARTS_END_WITHIN_S)
             self._task.cancel()
         await self._until_left(hosts)
@@ -165,11 +167,11 @@ class PlacedHosts:
         return [host for host, tried in self._tries.items() if tried.next_at <= now]
 
     def _is_here(self, host: str, connected: Collection[str]) -> bool:
-        # The connection of a machine that is cut off stays open for long.
+        # The connection of a machine that is cut off stays open for a long time.
         return host in connected and not self._context.state.is_silent(host)
 
     def _surplus(self) -> list[str]:
-        """Hosts that the run file does not name any more, and that are empty. Those that are not are drained first."""
+        """Empty hosts that the run file no longer names. Hosts that are not empty yet are drained first."""
         state, found = self._context.state, []
         for host in self._context.keyring.placed_hosts():
             if host in self._hosts:
@@ -203,7 +205,7 @@ class PlacedHosts:
         now, tried = self._context.clock.now(), self._tries.setdefault(one.host, Try())
         match one.state:
             case State.GONE:
-                # A machine that is taken away again and again, before its agent joins, is no reason to hurry.
+                # If machines are taken away repeatedly before their agent joins, there is no reason to hurry.
                 if tried.lost:
                     tried.failed(now)
                 tried.lost = one.why
@@ -224,7 +226,7 @@ class PlacedHosts:
                 self._await(one.host, f"{one.why} {one.hint}".strip(), in_vain=tried.failures >= LOST_TRIES)
 
     def _take_out(self, one: Placed) -> None:
-        """Its machine is gone: units that were there are dead, and others may take their place at once."""
+        """Takes out a host whose machine is gone: its units are dead, and others may take their place at once."""
         context = self._context
         context.audit("placement", one.host, one.why)
         host = context.state.hosts.get(one.host)
@@ -284,7 +286,7 @@ class PlacedHosts:
     async def _call(
         self, act: Act, *, wanted: tuple[Wanted, ...] = (), hosts: tuple[str, ...] = ()
     ) -> tuple[Placed, ...]:
-        """Raises AgentrlError if the backend as a whole fails."""
+        """Calls the backend. Raises AgentrlError if the backend as a whole fails."""
         request = Request(act, self._settings.model_dump(mode="json"), self._run, wanted, hosts)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agentrl.placement"),
@@ -313,6 +315,6 @@ class PlacedHosts:
 
 
 def _reachable(listen: str) -> str:
-    """An address for other hosts: instead of `0.0.0.0`, which is every address of this host, its name."""
+    """An address for other hosts: `0.0.0.0`, which means every address of this host, is replaced by its name."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
     return f"tcp://{socket.gethostname() if host in _ANY else host}:{port}"

@@ -1,9 +1,9 @@
-"""Spans of what host agents do with processes: from the order of the coordinator to the report of the host.
+"""Spans of the acts of host agents on processes: from the order of the coordinator to the report of the host.
 
 Invariants:
 - The clock is that of the coordinator, so hosts with a wrong clock have right spans.
-- A span belongs to the trace of the operation that wants it; a restart that no operation wants has a trace of its own.
-- What is never reported, because its host is lost, is forgotten.
+- A span belongs to the trace of the operation that caused it; a restart that no operation caused has its own trace.
+- Spans that are never reported, because their host is lost, are dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProcessSpans:
             _open(self._spawns, (unit, incarnation), _Ordered(host, now, trace))
 
     def ordered(self, instruction: do.Instruction, host: str, trace: TraceContext | None, now: float) -> None:
-        """The first order of those that end an incarnation begins its span."""
+        """Handles an order. The first order that ends an incarnation begins the span of its stop."""
         if not spans.exporting():
             return
         match instruction:

@@ -1,6 +1,6 @@
 """Watches once a second whether the run makes progress, and shows it in the row of the run.
 
-A run whose processes are well and whose trainer takes no step looks healthy otherwise.
+Without this a run looks healthy if its processes are fine but its trainer takes no steps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ProgressWatch:
         return f"{worst.unit} has made no step for {age(whole)}{f': {why}' if why else ''}"
 
     def _paused(self, trainers: list[Slot]) -> str:
-        """Who paused all trainers, or the run; empty if steps are taken."""
+        """The person or command that paused all trainers or the run; empty if none is paused."""
         context = self._context
         at_work = [slot.unit for slot in trainers if slot.state in _WORKS and not slot.done]
         paused = [unit for unit in at_work if context.supervisor.paused(unit)]

@@ -56,7 +56,8 @@ def load_state(stored: StoredValues, now: float) -> State:
 
 
 def _lost_slot(unit: str, fields: dict[str, Any], now: float) -> Slot:
-    """A slot whose process may be alive: a host that has it in its ledger brings it back; if none has, it has ended."""
+    """A slot whose process may be alive. If a host has it in its ledger, the slot continues; if no host has it, the
+    process has ended."""
     group, number = split_unit(unit)
     known = {"group": group, "number": number, "incarnation": AFTER_ALL_INCARNATIONS, **fields, "unit": unit}
     if "incarnation" not in fields:
@@ -68,7 +69,7 @@ def _lost_slot(unit: str, fields: dict[str, Any], now: float) -> Slot:
 
 
 def _group_of(name: str, fields: dict[str, Any], slots: dict[str, Slot]) -> GroupState | None:
-    """A group with the spec that its units were started with, if it has no readable one."""
+    """A group whose own spec is unreadable, with the spec that its units were started with."""
     members = [slot for slot in slots.values() if slot.group == name]
     spec = fields.get("spec") or next((slot.spec for slot in members if slot.spec is not None), None)
     if spec is None:
@@ -98,7 +99,8 @@ def follow_clock(stored: StoredValues, clock: Clock, boot_id: str) -> None:
     if mark is not None and same_boot:
         jump_s = clock.offset - mark.offset
     else:
-        # Another boot has another monotonic clock. It is only certain that the past is not in the future.
+        # After a reboot the monotonic clock is a different one. It is only certain that past times are not in the
+        # future.
         jump_s = min(0.0, clock.now() - max((slot.since for slot in slots.values()), default=0.0))
     if same_boot and abs(jump_s) < SMALLEST_JUMP_S:
         return

@@ -29,14 +29,15 @@ SHOW_END_S = 0.4
 
 
 class Machines(Protocol):
-    """The hosts that a placement started."""
+    """The machines of hosts that a placement started."""
 
     def placed(self) -> list[str]: ...
     async def gone(self, host: str) -> str:
-        """Why nothing of the host is left, although it does not answer; empty if that is not certain."""
+        """The reason why no process of the host can be left although it does not answer; empty if that is not
+        certain."""
 
     async def release(self) -> str:
-        """Give all of them back. Returns what could not be proven."""
+        """Give all machines back. Returns sentences on what could not be proven."""
 
 
 class Shutdown:
@@ -50,13 +51,13 @@ class Shutdown:
         self._task: asyncio.Task[None] | None = None
 
     def all_stopped(self) -> None:
-        """The supervisor reports that no unit is left."""
+        """Handles the supervisor's report that no unit is left."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._end(), name="end of the run")
 
     async def _end(self) -> None:
         context = self._context
-        # A coordinator that starts for a run that is down was started by an `up` whose command follows.
+        # If a coordinator starts for a run that is down, an `up` started it, and its command follows.
         if context.state.run.up or not self._downs():
             return
         context.ending = True
@@ -97,7 +98,8 @@ class Shutdown:
         return [op for op in self._context.operations.live() if op.command == "down"]
 
     async def _until_agents_left(self) -> None:
-        """A closed connection loses its unread messages, so the agents must have read theirs before this one closes."""
+        """Waits until the agents have left. A closed connection loses its unread messages, so the agents must read
+        theirs before this process closes."""
         deadline = self._context.clock.now() + AGENTS_LEAVE_WITHIN_S
         while self._context.peers.hosts() and self._context.clock.now() < deadline:
             await asyncio.sleep(0.01)
@@ -106,7 +108,7 @@ class Shutdown:
         silent = self._context.state.is_silent(host)
         try:
             if silent:
-                # Its connection may not have ended yet, and nothing would come over it.
+                # The connection of a host that is gone may still be open, but no message would come over it.
                 raise UnavailableError(f"The agent of host {host} is silent.")
             first = await self._requests.host(host, messages.ScanRun(kill=True), messages.ScanReport)
             report = await self._requests.host(host, messages.ScanRun(), messages.ScanReport) if first.found else first
@@ -132,7 +134,7 @@ class Shutdown:
 
 
 def _if_gone(host: str) -> str:
-    """How `down` succeeds the next time."""
+    """The hint on how `down` will succeed the next time."""
     return f" (a host that is gone for good: agentrl hosts forget {host}, before `down`)"
 
 

@@ -29,7 +29,7 @@ class TcpSocket(Protocol):
 
 
 class TcpListener:
-    """Hub, feed and metrics on tcp. `changed` is called when the address or the trouble changes."""
+    """Hub, feed and metrics on tcp. `changed` is called when `address` or `trouble` changes."""
 
     def __init__(self, hub: TcpSocket, feed: TcpSocket, metrics: TcpSocket, changed: Callable[[], None]) -> None:
         self._sockets = (hub, feed, metrics)
@@ -37,7 +37,7 @@ class TcpListener:
         self._wanted = ""
         self._retry: asyncio.TimerHandle | None = None
         self.address = ""
-        """Where other hosts reach the coordinator; empty if they cannot."""
+        """The address at which other hosts reach the coordinator; empty if they cannot."""
         self.trouble = ""
         """The reason why the coordinator cannot listen although it should; empty if it can."""
 

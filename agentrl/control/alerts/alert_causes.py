@@ -2,7 +2,7 @@
 
 Invariants:
 - The rule of a cause comes earlier in `CAUSES` than the rule of its consequence, so causes form no circle.
-- A page has no cause that is less severe: it stays an alert of its own.
+- The cause of a page is never less severe than the page: otherwise the page stays a separate alert.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Implements the life cycle of alerts: pending -> firing -> acknowledged -> resolved, and silences. Pure.
 
 Invariants:
-- Durations are measured on the monotonic clock, so a jump of the wall clock fires and ends nothing. Only silences end
-  at a wall-clock time, because a person asked for it.
+- Durations are measured on the monotonic clock, so a jump of the wall clock neither fires nor ends an alert. Only
+  silences end at a wall-clock time, because a person chose that time.
 - A firing alert is notified once; a page is repeated until a person acknowledges it.
 - The end of an alert is notified only if its beginning was.
 - A restart of the coordinator repeats no notification that was delivered and loses none that was not.
@@ -41,7 +41,7 @@ class LastDelivery(msgspec.Struct, frozen=True):
 
     id: str
     since_at: float
-    """Tells apart alerts of the same id."""
+    """Distinguishes alerts of the same id."""
     ended: bool
     """True if it was about the end of the alert."""
 
@@ -96,7 +96,7 @@ class _Alert:
     refreshed: float
     notified: float | None = None
     announced: bool = False
-    """Its beginning was notified, so its end has to be."""
+    """Its beginning was notified, so its end must be notified too."""
     resolved: float = 0.0
     explained_by: tuple[str, ...] = ()
 

@@ -47,15 +47,15 @@ ENGINE_LAG = 3
 TOOL_SHARE, TOOL_CLEAR = 0.2, 0.1
 MEMORY_SHARE, MEMORY_CLEAR = 0.9, 0.8
 DEATHS_LATELY, DEATHS_CLEAR = 3, 2
-"""Share of a tool's recent calls that fail for infrastructure: where an alert begins and ends."""
+"""Recent deaths of a tool server at which an alert begins, and below which it ends."""
 MOST_CUT_OFF = 0.5
 """If more attempts than this are cut off at a limit, the limit is the first thing to change."""
 COLLAPSE_CLEAR = 0.8
 """An alert about a collapse ends below this, in units of both margins of error."""
 MOST_NAMED = 10
-"""Units whose logs repeat an error, those that wrote it most."""
+"""The most units that an alert about a repeated error names; those that logged it most often come first."""
 CAUSE_WITHIN_S = 3600.0
-"""A change longer before the fall is not named as its cause."""
+"""A change earlier than this before the fall is not named as its cause."""
 NO_SIGNAL = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or scored wrongly."
 
 
@@ -85,7 +85,7 @@ def end_evidence(unit: UnitRow) -> Iterator[str]:
 
 
 def pending(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
-    # A unit that waits for a starting one needs no alert: the start has a deadline and an alert of its own.
+    # A unit that waits for a starting unit needs no alert: the start has its own deadline and alert.
     starting = {name for name, unit in snapshot.units.items() if unit.state is UnitState.STARTING}
     coming = {link.who for chain in snapshot.chains if chain.culprit in starting for link in chain.links}
     for name, unit in snapshot.units.items():
@@ -104,7 +104,7 @@ def problems(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iter
 
 
 def errors_repeat(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
-    """Find errors that logs repeat: one finding for each, however many units write it."""
+    """Find errors that logs repeat: one finding for each error, however many units log it."""
     written: dict[str, list[tuple[str, RepeatedError]]] = {}
     for name, unit in snapshot.units.items():
         for error in unit.repeated_errors:
@@ -228,7 +228,7 @@ def no_step(snapshot: RunSnapshot, active: Collection[str], now: float) -> Itera
 
 
 def _ends_of(snapshot: RunSnapshot, chains: Iterable[WaitChain]) -> tuple[str, ...]:
-    """The subjects of alerts about the units, tools and tool servers that stand in wait chains."""
+    """The subjects of alerts about the units, tools and tool servers in wait chains."""
     names = {name for chain in chains for name in (chain.culprit, *(link.who for link in chain.links))}
     tools = {name.removeprefix("tool server ").removeprefix("tool ") for name in names if name.startswith("tool ")}
     parts = tools | {tool.partition(".")[0] for tool in tools}
@@ -293,7 +293,7 @@ def collapsed(snapshot: RunSnapshot, active: Collection[str], now: float) -> Ite
 
 
 def _fall(numbers: Mapping[str, float]) -> str:
-    """Name the larger collapse: evaluation may be a little below its best while the reward is lost."""
+    """Name the larger of two collapses: evaluation may be a little below its best while the reward has collapsed."""
     falls = [("Evaluation", of.EVALUATION_BEST, of.EVALUATION), ("Reward", of.REWARD_BEST, of.REWARD_LATELY)]
     if numbers.get(of.REWARD_COLLAPSE.name, 0.0) >= numbers[of.COLLAPSE.name]:
         falls.reverse()

@@ -1,9 +1,9 @@
-"""Contains the table of built-in alert rules: metric or condition, threshold, value that clears it, hold time,
-severity, cure.
+"""Contains the table of built-in alert rules: metric or condition, threshold, clear value, hold time, severity, repair
+command.
 
 Invariants:
 - A healthy run raises no alert.
-- Every finding carries evidence and an `agentrl` command that cures it or shows more.
+- Every finding has evidence and an `agentrl` command that repairs the cause or shows more.
 - A condition that needs more than a threshold is a function in `rule_functions`.
 """
 
@@ -148,7 +148,7 @@ HOST_RULES = (
     Threshold(
         "host-disk-low",
         subjects=_hosts,
-        # 0 means that the agent has not reported yet; a disk that is completely full is `host-cannot-write`.
+        # 0 means that the agent has not reported yet; for a disk that is completely full `host-cannot-write` fires.
         value=lambda host: host.disk_free_bytes or None,
         below=2 * GIB,
         clear=3 * GIB,
@@ -232,7 +232,7 @@ RUN_RULES = (
         "not_exporting",
         "The metrics of {subject} are not served, so Prometheus sees nothing of it; the run itself is not affected.",
     ),
-    # A unit that is just past its deadline will be ended for that reason.
+    # A unit that is only just past its deadline is about to be ended for that reason.
     Condition("no-progress", functions.no_progress, hold_s=15.0),
 )
 

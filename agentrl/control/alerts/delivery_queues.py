@@ -3,7 +3,7 @@
 Invariants:
 - `offer` never waits.
 - Each sink has its own queue and task, so a slow sink delays no other.
-- A full queue drops its oldest notification and says so.
+- A full queue drops its oldest notification and logs that.
 - A failed delivery is retried with growing pauses, and the failure stays visible until the sink works again.
 - A new dispatcher takes over the queues of sinks of the same name.
 """
@@ -118,7 +118,8 @@ class Dispatcher:
                 tasks.create_task(self._serve(sink), name=f"sink {sink.name}")
 
     async def test(self, notification: Notification) -> dict[str, str]:
-        """Sends a notification through every sink once. Returns by sink why it failed, or an empty sentence."""
+        """Sends a notification through every sink once. Returns for each sink the reason of its failure; empty if it
+        succeeded."""
         answers = await asyncio.gather(*(_try(sink, notification) for sink in self._sinks))
         return {sink.name: answer for sink, answer in zip(self._sinks, answers, strict=True)}
 
@@ -130,7 +131,7 @@ class Dispatcher:
             while queue:
                 self._busy.add(sink.name)
                 try:
-                    # It stays in the queue while it is delivered, so that a new dispatcher finds it there.
+                    # A notification stays in the queue while it is delivered, so that a new dispatcher finds it there.
                     delivered = await self._deliver(sink, queue[0].notification)
                 finally:
                     self._busy.discard(sink.name)
@@ -158,7 +159,7 @@ class Dispatcher:
 
 
 async def _try(sink: Sink, notification: Notification) -> str:
-    """Returns a sentence if the delivery failed for any reason: a notification must not stop those behind it."""
+    """Returns a sentence if the delivery failed for any reason: one notification must not stop those after it."""
     try:
         return await sink.deliver(notification)
     except Exception as unforeseen:
@@ -167,7 +168,7 @@ async def _try(sink: Sink, notification: Notification) -> str:
 
 
 class DeadManPing:
-    """Sends a sign of life at regular times. A person or program outside notices when it stops."""
+    """Sends a sign of life at regular intervals. A person or program outside notices when it stops."""
 
     def __init__(self, declared: DeadMan, run_dir: Path, clock: Callable[[], float]) -> None:
         self._declared = declared

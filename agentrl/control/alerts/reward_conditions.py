@@ -1,7 +1,7 @@
-"""Conditions of the alerts about a reward that is earned in a way that is not meant.
+"""Conditions of the alerts about a reward that is earned in an unintended way.
 
-The steward measures the signs over the newest records of each environment, and each of them against the limit of the
-run file (`reward_watch`). Every condition here makes one finding for each environment, with the numbers as evidence.
+The steward measures the signs over the newest records of each environment. Each condition compares one sign with its
+limit in the run file (`reward_watch`), and makes one finding for each environment, with the numbers as evidence.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def watcher_falls(snapshot: RunSnapshot, active: Collection[str], now: float) ->
 def _over(
     snapshot: RunSnapshot, active: Collection[str], metric: Metric, *said: Metric
 ) -> Iterator[tuple[str, Numbers]]:
-    """What is beyond its limit: its name, and all numbers of that name without it. Nothing of which one that is `said`
-    is not known, because a unit has more metrics than are kept."""
+    """Names, such as environments, whose metric is beyond its limit, each with all its numbers. A name is left out if a
+    number in `said`, which the sentence needs, is missing, because not all metrics of a unit are kept."""
     for unit, row in snapshot.units.items():
         if row.role != "steward" or row.state is not UnitState.READY:
             continue

@@ -1,8 +1,8 @@
 """Defines alert rules: what a rule reads, what it finds, and the two common forms, a threshold and a normal band. Pure.
 
 Invariants:
-- A rule judges every subject by itself.
-- A number that is missing never raises an alert.
+- A rule judges every subject separately.
+- A missing number never raises an alert.
 - While an alert is active, its subject is compared with the value that ends the alert, which lies on the good side of
   the threshold.
 """
@@ -69,7 +69,7 @@ class Rule(ABC):
     hold_s: float = field(default=0.0, kw_only=True)
     """How long the fault must last before the alert fires."""
     ends_at_once: bool = field(default=False, kw_only=True)
-    """The finding never flickers, so the alert ends at the first evaluation without it."""
+    """Set this if the finding never flickers: the alert then ends at the first evaluation without it."""
 
     @abstractmethod
     def find(self, snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterable[Finding]:
@@ -172,7 +172,7 @@ def trainers(snapshot: RunSnapshot) -> Mapping[str, UnitRow]:
 
 @dataclass(frozen=True)
 class OutOfBand(Rule):
-    """Finds units that report a number outside its normal band; of several metrics one is enough."""
+    """Finds units that report a number outside its normal band. If there are several metrics, one outside is enough."""
 
     metrics: tuple[Metric, ...]
     sentence: str
@@ -181,7 +181,7 @@ class OutOfBand(Rule):
     beside: tuple[Metric, ...] = ()
     """More evidence."""
     unless: Callable[[Mapping[str, float]], bool] = lambda numbers: False
-    """A harmless explanation."""
+    """True if the numbers have a harmless explanation."""
     subjects: Callable[[RunSnapshot], Mapping[str, UnitRow]] = field(default=trainers, kw_only=True)
 
     def find(self, snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
@@ -207,7 +207,7 @@ def is_outside(metric: Metric, numbers: Mapping[str, float], *, active: bool) ->
 
 
 def _size(limit: float) -> float:
-    """0 for a side without a limit."""
+    """The size of a limit; 0 for a side without one."""
     return abs(limit) if math.isfinite(limit) else 0.0
 
 
@@ -244,7 +244,7 @@ def declared_rule(declared: alerts.Rule) -> Rule:
 
 
 def metrics_read(declared: Iterable[alerts.Rule]) -> frozenset[str]:
-    """Names of the metrics whose history has to be kept and which rows show."""
+    """Names of the metrics whose history must be kept and which rows show."""
     return frozenset(rule.metric for rule in declared)
 
 

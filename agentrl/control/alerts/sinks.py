@@ -37,7 +37,7 @@ class Sink(Protocol):
     def name(self) -> str: ...
 
     async def deliver(self, notification: Notification) -> str:
-        """Returns an empty text if it was delivered, otherwise the reason why not."""
+        """Returns an empty text if the notification was delivered, otherwise the reason why not."""
         ...
 
 
@@ -169,7 +169,7 @@ class MailSink:
 
 
 running_commands: set[int] = set()
-"""Their pids, by which the coordinator knows them (`local_peers.py`)."""
+"""The pids of running commands, by which the coordinator recognises them (`local_peers.py`)."""
 
 
 def _mark(environ: Mapping[str, str]) -> dict[str, str]:
@@ -185,7 +185,7 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            # It keeps the mark of the run, by which `down` finds what it leaves, and is no unit.
+            # The command keeps the mark of the run, so that `down` finds its leftover processes. It is not a unit.
             env={**procfs.without_marks(os.environ), **_mark(os.environ), **env},
             start_new_session=True,
         )
@@ -209,7 +209,8 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
 
 
 async def request(method: str, url: str | SecretRef, body: bytes, deadline_s: float) -> str:
-    """Sends one HTTP request. Returns an empty text on success. No message has the URL, which is often a secret."""
+    """Sends one HTTP request. Returns an empty text on success. No message contains the URL, which is often a
+    secret."""
     # Imported here, because the import costs 0.1 s at each start of a coordinator without webhooks.
     import httpx
 

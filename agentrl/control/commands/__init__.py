@@ -1,1 +1,1 @@
-"""Contains the commands of the coordinator. Each prepares its effect and the function that executes it."""
+"""Contains the commands of the coordinator. Each command prepares its effect and the function that executes it."""

@@ -51,7 +51,7 @@ class ActiveConfig:
         self.on_times: Callable[[], None] = lambda: None
         """Called after the supervision times changed."""
         self.may_refuse: Callable[[RunConfig], None] = lambda config: None
-        """Raises for a configuration that cannot work on this host now."""
+        """Called to check a configuration: raises if it cannot work on this host now."""
         self._declare_own_knobs()
 
     # ---- configuration ----
@@ -114,8 +114,8 @@ class ActiveConfig:
             listener(config)
 
     def _show_units(self, config: RunConfig) -> None:
-        """Write the configuration for the units of the data plane, which read it at their start. Secrets in it are
-        references."""
+        """Write the configuration for the units of the data plane, which read it at their start. It contains secrets
+        only as references."""
         path = Path(self._context.run.run_dir) / IN_FORCE
         body = json.dumps(config_to_plain(config), indent=1, sort_keys=True).encode()
         try:

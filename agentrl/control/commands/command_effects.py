@@ -45,8 +45,8 @@ def revisions_of(state: State, effect: Effect) -> dict[str, str]:
 
 
 def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False, only_read: bool = False) -> Effect:
-    """`settings` are sentences about changed settings. `only_read`: the run was up only for reading. Its steward
-    has no work under way, so its replacement counts as a start and needs no consent."""
+    """`settings` are sentences about changed settings. `only_read`: the run was up only for reading. Its steward then
+    has no work under way, so replacing it counts as a start and needs no consent."""
     note = f"the run is up {rows.ONLY_READ}; `agentrl up` brings up all of it"
     return Effect(
         starts=(*plan.started, *plan.changed),
@@ -98,7 +98,7 @@ def of_scale(state: State, args: control_commands.Scale, idle: frozenset[str]) -
     coming = tuple(new_units({s.unit for s in members}, args.group, count - len(members)))
     if not gang or not (going or coming):
         return Effect(starts=coming, drains=going), count
-    # All ranks start again, because each knows their number.
+    # All ranks start again, because each rank knows their number.
     staying = tuple(s.unit for s in members if s.unit not in going and s.state in WITH_PROCESS)
     return Effect(starts=(*staying, *coming), drains=(*staying, *going)), count
 
@@ -144,7 +144,7 @@ def of_restart(state: State, args: control_commands.Restart) -> tuple[Effect, tu
         _refuse_left_alone(state, group)
     if args.incarnation:
         present(state, args.target, args.incarnation)
-    # One rank of a gang starts again with all others.
+    # A rank of a gang starts again together with all others.
     units = tuple(dict.fromkeys(s.unit for unit in units for s in members_with(state, state.slots[unit])))
     alive = tuple(u for u in units if state.slots[u].state in WITH_PROCESS)
     kills, drains = (alive, ()) if args.now else ((), alive)
@@ -179,7 +179,7 @@ def of_force(state: State, args: control_commands.ForceStopped) -> Effect:
 
 
 def of_remove_host(state: State, host: str) -> Effect:
-    """Refuses a host that is silent, and the one that has the data."""
+    """The effect. Refuses a host that is silent, and the host that has the data."""
     if host not in {*state.hosts, *state.run.hosts}:
         raise unknown("host", host, {*state.hosts, *state.run.hosts})
     if host == state.data_host:
@@ -209,7 +209,7 @@ def _of_drained_host(state: State, host: str) -> Effect:
 
 
 def of_forget_host(state: State, host: str) -> Effect:
-    """Refuses a host that answers, or whose units do."""
+    """The effect. Refuses a host that answers or whose units answer."""
     if host not in {*state.hosts, *state.run.hosts}:
         raise unknown("host", host, {*state.hosts, *state.run.hosts})
     there = [slot for slot in state.slots.values() if slot.host == host and not slot.tree_gone]
@@ -236,7 +236,7 @@ def targets(state: State, target: str) -> tuple[str, ...]:
 
 
 def present(state: State, unit: str, incarnation: int) -> Slot:
-    """The slot, if it exists and has the incarnation that the caller saw."""
+    """The slot, if it exists and still has the incarnation that the caller saw."""
     slot = state.slots.get(unit)
     if slot is None and unit in state.groups:
         raise _is_a_group(state, unit)

@@ -115,11 +115,12 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
 
 
 def _inherited(role: Role, config: RunConfig, plain: dict[str, object]) -> dict[str, str]:
-    """The variables that the run file names: in `inherit`, and in the sections that the role reads. The coordinator
-    reads that of the database, and hands the URL to each host in a file."""
+    """The variables that the run file names: in `inherit`, and in the sections that the role reads. The variable of the
+    database is not among them: the coordinator reads it and passes the URL to each host in a file."""
     sections = [section for section in _reads(role, config) if section != "mongo"]
     if role is Role.SAMPLER:
-        # Their digest is left out, since samplers read them again. A variable must be there when a process begins.
+        # These sections are not in the digest, because samplers read them again. But a variable must exist when a
+        # process starts.
         sections += LIVE_SECTIONS
     named = {variable_of(text) for section in sections for text in _texts(_at(plain, section))} - {""}
     return {name: f"env:{name}" for name in sorted({*config.inherit, *named})}
@@ -140,7 +141,7 @@ def _gpus(role: Role, config: RunConfig) -> int | float:
     if role is Role.ENGINE:
         return of_engine
     if role is Role.TRAINER:
-        # A run whose engines compute on GPUs has a model that no processor trains.
+        # If the engines compute on GPUs, the model is too large to be trained on processors.
         if config.training.gpus is None:
             return 1 if of_engine else 0
         ranks = config.training.parallel.ranks
@@ -149,7 +150,7 @@ def _gpus(role: Role, config: RunConfig) -> int | float:
 
 
 def _reads(role: Role, config: RunConfig) -> tuple[str, ...]:
-    # Only where it began does a unit learn how services are named, which differs with tunnels.
+    # A unit learns the names of services only at its start, and they differ with tunnels.
     traced = ("tracing",) if config.tracing.endpoint else ()
     return (*_READS[role], *(("hosts",) if need_tunnels(config.all_hosts) else ()), *traced)
 

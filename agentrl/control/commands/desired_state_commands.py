@@ -2,7 +2,7 @@
 
 Invariants:
 - Preparing a command changes nothing and raises what the execution would raise.
-- A command that is executed again after the coordinator died does nothing twice.
+- Executing a command again after the coordinator died has no further effect.
 - Every command names the state that its units have to reach.
 """
 

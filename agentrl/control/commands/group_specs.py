@@ -119,7 +119,7 @@ def _mongo(state_dir: str) -> GroupSpec:
         term_grace_s=30.0,
         # A journal that was not closed cleanly is recovered before the server answers.
         start_deadline_s=180.0,
-        # Longer than the lease of any process that writes to it.
+        # This is longer than the lease of any process that writes to it.
         orphan_lease_s=10_800.0,
         stop_rank=MONGO_STOP_RANK,
     )

@@ -25,7 +25,8 @@ Change = Tune | UndoTune
 
 
 class CountedPreview(Protocol):
-    """Adds to the effect of a knob what the steward counts; `taken` if a unit of its group takes the value now."""
+    """Extends the effect of a knob by counts of the steward; `taken`: whether a unit of the knob's group takes the
+    value now."""
 
     def __call__(self, name: str, value: KnobValue, effect: Effect, *, taken: bool) -> Awaitable[Effect]: ...
 
@@ -43,7 +44,7 @@ class Tuning:
         self.table: dict[str, Prepare] = {"tune": self._prepare, "undo_tune": self._prepare}
 
     async def ask_owner(self, spec: CommandSpec, request: Request, args: Change, who: str) -> Prepared:
-        """As `table`, with the effect completed by the unit that owns the knob."""
+        """Like `table`, with the effect completed by the unit that owns the knob."""
         self._prepare(args, preview=request.dry_run)
         name, value = args.name, self._value(args)
         answer = await self._owner_preview(name, value)

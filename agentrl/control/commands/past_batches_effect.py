@@ -1,9 +1,9 @@
-"""Adds to the effect of a knob what it would have changed over the last batches.
+"""Extends the effect of a knob by the changes that it would have made to the last batches.
 
 Invariants:
-- The steward counts, by the functions that close groups and make batches.
-- If it cannot count, the effect says so; the change is not refused for it.
-- What nothing counts, because other tasks would have been sampled, is said to be uncounted.
+- The steward counts them with the same functions that close groups and make batches.
+- If the steward cannot count them, the effect says so, but the change is not refused.
+- Changes that cannot be counted, because other tasks would have been sampled, are named as uncounted.
 """
 
 from __future__ import annotations

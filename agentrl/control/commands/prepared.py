@@ -18,7 +18,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
     effect: Effect
     execute: Callable[[Operation], Goals | None]
-    """Returns the goals by which the operation ends; None if it has none, or ends by itself."""
+    """Executes the command. Returns the goals at which the operation ends; None if it has no goals or ends by
+    itself."""
     revisions: dict[str, str] = {}
     """The revisions from which the effect was computed, as in `Consent.revisions`."""
 

@@ -38,7 +38,8 @@ class StalenessPreview:
         self._ask_steward = ask_steward
 
     async def extend(self, name: str, value: KnobValue, effect: Effect, *, taken: bool) -> Effect:
-        """Add to the effect of a knob what happens to ready records; `taken` if a trainer is there to drop them."""
+        """Extend the effect of a knob by what happens to ready records; `taken`: whether there is a trainer that drops
+        them."""
         if not self._is_a_rule(name):
             return effect
         before, after = self._oldest({}), self._oldest({name: value})
@@ -57,7 +58,7 @@ class StalenessPreview:
         return name in RULES and group is not None and group.spec.role is Role.TRAINER
 
     def _oldest(self, wanted: dict[str, KnobValue]) -> int:
-        """The greatest age that trains by the knobs as they are set, or as they would be."""
+        """The greatest age that trains, by the present values of the knobs or with the new value."""
         knobs = self._context.knobs
         values = {name: knobs.value(name) for name in RULES if name in knobs.names()} | wanted
         bound, hard, named = values.get("bound", 0), values.get("hard_bound", 0), values.get("strategy")

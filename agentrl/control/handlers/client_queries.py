@@ -33,7 +33,7 @@ Handler = Callable[[Any], Any | Awaitable[Any]]
 MOST_EVENTS = 2000
 MOST_ALERTS = 200
 SILENT_S = 60.0
-"""Metrics of a unit that has reported nothing for so long are not exported: they would look like new ones."""
+"""Metrics of a unit that has been silent for longer than this are not exported, because they would look current."""
 ANSWER_BYTES = 3 << 20
 """A message may have 4 MiB."""
 _KINDS = {"knob": "audit"}
@@ -119,7 +119,7 @@ class Queries:
 
 
 def learning(report: StatusReport, *, tensorboard: bool = True) -> LearningReport | None:
-    """What the trainer reported last; None without a trainer."""
+    """The last report of the trainer; None without a trainer."""
     trainer = next((unit for unit in report.units if unit.role == Role.TRAINER and unit.leads), None)
     if trainer is None:
         return None
@@ -155,7 +155,7 @@ def happenings(journal: Journal, args: control_commands.Events) -> list[AnyRow]:
 
 
 def newest(events: list[JournalEvent], most_bytes: int) -> list[JournalEvent]:
-    """As many of the newest ones as fit."""
+    """As many of the newest rows as fit."""
     size = 0
     for number, event in enumerate(reversed(events)):
         size += len(event.body)

@@ -69,7 +69,7 @@ class ClientHandler:
         self._queries = queries
         self._commands = commands
         self._owners = owners
-        """The commands whose whole effect only a unit knows."""
+        """Commands whose complete effect only a unit knows."""
         self._served = served
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -81,7 +81,7 @@ class ClientHandler:
     def hello(self, peer: Peer, hello: messages.ClientHello) -> None:
         context = self._context
         may = command_permission.of_peer(peer, context)
-        # A client may connect without knowing which run it reaches.
+        # A client may connect without knowing which run it has reached.
         refusal = context.refuse_handshake(
             "client", hello.major, hello.version, hello.run or context.run.uuid, final=False
         )
@@ -236,8 +236,8 @@ class ClientHandler:
         context.operations.begin(operation, goals or {})
 
     def begin_again(self) -> None:
-        """After a restart: begin the operations that were accepted and not begun, and send again those that a unit
-        serves.
+        """After a restart: begin the operations that were accepted but not begun, and send those that a unit serves
+        again.
         """
         for operation in self._context.operations.live():
             spec = COMMANDS.get(operation.command)
@@ -255,7 +255,7 @@ class ClientHandler:
 
 
 def _compare(spec: CommandSpec, given: Consent, preview: Consent, now: float) -> None:
-    """Refuse a command whose effect is worse than its caller accepted, or has other revisions."""
+    """Refuse a command whose effect is worse than its caller accepted, or comes from other revisions."""
     changed = [row for row, revision in preview.revisions.items() if given.revisions.get(row, revision) != revision]
     if preview.tier > given.tier:
         why = f"would be {preview.tier.name.lower()} now, and the consent is for {given.tier.name.lower()}"
@@ -273,6 +273,6 @@ def _compare(spec: CommandSpec, given: Consent, preview: Consent, now: float) ->
 
 
 def summary_of(spec: CommandSpec, effect: Effect) -> str:
-    """For lists of operations; the preview had the rest, and the operation keeps it."""
+    """A summary for lists of operations. The preview showed the whole effect, and the operation keeps it."""
     text = f"{spec.cli}: {effect.headline()}"
     return text if len(text) <= 300 else text[:299] + "…"

@@ -1,12 +1,12 @@
 """Forwards commands to the units that serve them, such as queries of records to the steward.
 
 Invariants:
-- A unit that is not ready gets no request, and the refusal says in which state it is.
+- A unit that is not ready gets no request, and the refusal names its state.
 - Every request has a deadline. A query that all units answer has a short one, and its answer names the missing units.
-- A command that names an incarnation reaches that one or none.
+- A command that names an incarnation reaches that incarnation or none.
 - An accepted command is sent again until it is done, refused or past its deadline, also after the unit or the
   coordinator died, because the unit executes an id once.
-- The deadline counts from the last answer of the unit that it works on the command.
+- The deadline counts from the last time that the unit reported to be working on the command.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ AT_MOST_S = 600.0
 UNIT_SHARE = 0.9
 """The share of the caller's time that the unit gets, so that its refusal arrives before the caller gives up."""
 JOINED_WITHIN_S = 5.0
-"""How long the units may take of which all are asked. Who looks at them wants what is there."""
+"""How long the units may take if all of them are asked. This is short, because a partial answer is better than a late
+one."""
 ASK_AGAIN_S = 0.5
 RESUMED_WITHIN_S = 60.0
 """How long the unit has to answer about a command after a restart of the coordinator, even past the deadline."""
@@ -92,12 +93,13 @@ class ServedCommands:
         return joined_answers.joined(spec, sorted_answers, preview=request.dry_run)
 
     async def prepare(self, spec: CommandSpec, request: messages.Request, args: Any, who: str) -> Prepared:
-        """As `table`, with the effect that the unit computes. Raises the error of the unit's refusal."""
+        """Like `table`, with the effect that the unit computes. Raises the error of the unit's refusal."""
         preview = msgspec.structs.replace(request, dry_run=True)
         return Prepared(decode_as(Effect, await self.ask(spec, preview, who)), self.carry_out)
 
     def carry_out(self, operation: Operation, then: Callable[[Operation], None] | None = None) -> None:
-        """`then` continues the operation when the unit is done; otherwise that is its end."""
+        """Sends the command to its unit. `then` continues the operation when the unit is done; without it the operation
+        ends there."""
         operation.by_itself = True
         self._context.operations.extend(operation, now=self._context.clock.now(), for_s=RESUMED_WITHIN_S)
         task = asyncio.create_task(self._until_done(operation, then), name=f"serving {operation.id}")
@@ -152,7 +154,7 @@ class ServedCommands:
         return [slot for slot in self._context.state.of_group(spec.served_by) if slot.wanted or not slot.tree_gone]
 
     def _answers(self, slot: Slot, spec: CommandSpec) -> bool:
-        """Return whether a unit can serve the command. One that drains still shows what it has."""
+        """Return whether a unit can serve the command. A draining unit still answers queries."""
         states = ANSWERING if spec.by_all else (UnitState.READY,)
         return slot.state in states and self._context.peers.is_connected(slot.unit)
 

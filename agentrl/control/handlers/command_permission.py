@@ -20,14 +20,14 @@ from agentrl.transport.hub import Peer
 
 
 def of_peer(peer: Peer, context: Context) -> Permission | None:
-    """The permission of a connection: that of its key, or of the local process. A revoked key has none."""
+    """The permission of a connection: the permission of its key, or of the local process. A revoked key has none."""
     if peer.local:
         return context.local_peers.permission(peer)
     return context.keyring.permission(peer.key_name or "")
 
 
 def admitted(request: Request, peer: Peer, *, context: Context) -> tuple[CommandSpec, Any]:
-    """The command that a request names, and its arguments. Raises what the request is refused with."""
+    """The command that a request names, and its arguments. Raises the error with which the request is refused."""
     spec = COMMANDS.get(request.name)
     if spec is None:
         raise _refusal(

@@ -1,7 +1,7 @@
 """Handles the messages of host agents.
 
 Invariants:
-- A report about a process counts for the incarnation that it names and for no other, and only from its host.
+- A report about a process counts only for the incarnation that it names, and only if it comes from its host.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class HostHandler:
         log.info("host %s is connected with %d ledger entries", hello.host, len(hello.inventory))
 
     def send_times(self) -> None:
-        """The configured times have changed. A host agent often connects before there is a configuration."""
+        """Sends the configured times, which have changed. A host agent often connects before there is a
+        configuration."""
         for host in self._context.peers.hosts():
             self._context.peers.send_to_host(host, self._welcome())
 
@@ -105,12 +106,12 @@ class HostHandler:
         )
 
     def _lease_if_it_speaks(self, unit: str, *, far: bool) -> None:
-        """The unit lives, so from now on it must send heartbeats."""
+        """Starts a lease for a living unit that speaks: from now on it must send heartbeats."""
         slot = self._context.state.slots[unit]
         if slot.spec is not None and slot.spec.speaks and slot.came_up:
             self._context.lease_unit(unit)
             if far and slot.state is UnitState.LOST:
-                # After an outage the connections of a host do not come back at once, nor all at the same moment.
+                # After an outage the connections of a host come back after a while, and not all at the same moment.
                 self._context.leases.connects_again(unit, self._context.clock.now(), UNANSWERED_S)
 
     def message(self, known: Known, message: messages.FromHost) -> None:

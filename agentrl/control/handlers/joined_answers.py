@@ -26,7 +26,7 @@ NOT_ANSWERED = (UnavailableError, WaitTimeoutError, NoCoordinatorError)
 
 
 class Answers(NamedTuple):
-    """What the units of one command answered."""
+    """The answers of the units to one command."""
 
     given: list[msgspec.Raw]
     refused: list[AgentrlError]
@@ -40,8 +40,8 @@ def sorted_out(
     *,
     final: bool,
 ) -> Answers:
-    """The answers by kind. If it is `final`, the command is carried out: raises the error of a unit without an answer,
-    which gets the request again.
+    """Sorts the answers by kind. `final`: the command is being carried out. Then a unit without an answer must get the
+    request again, so its error is raised.
     """
     sorted_answers = Answers([], [], list(missing))
     left_out: type[AgentrlError] = UnknownNameError if final else AgentrlError
@@ -62,7 +62,7 @@ def _without_name(message: str, slot: Slot) -> str:
 
 
 def joined(spec: CommandSpec, answers: Answers, *, preview: bool) -> msgspec.Raw:
-    """One answer of all units. Raises the first refusal if no unit has another answer."""
+    """One joined answer of all units. Raises the first refusal if no unit gave an answer."""
     given, refused, missing = answers
     if not given:
         raise _refusal(spec, refused, missing)
@@ -92,6 +92,6 @@ def _refusal(spec: CommandSpec, refused: Sequence[AgentrlError], missing: Sequen
         return UnavailableError(f"`agentrl {spec.cli}` got no answer from {missing_units(missing)}.", hint=hint)
     first = refused[0]
     if missing:
-        # What has this name may be there.
+        # The named object may be on a unit that did not answer.
         first.hint = f"Not asked: {missing_units(missing)}. {first.hint}".rstrip()
     return first

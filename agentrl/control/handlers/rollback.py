@@ -2,8 +2,8 @@
 
 Invariants:
 - The preview names the steps that are undone, the records that become free and the knobs that change.
-- A scientific knob gets the value that the checkpoint contains. It contains none of the sampler: those get the value
-  that they had at its last step.
+- A scientific knob gets the value that the checkpoint contains. A checkpoint has no knobs of the sampler: those get the
+  value that they had at its last step.
 - The order is: the choice is stored, knobs are set, the trainer restarts; so no trainer starts with only a part of it.
 - An operation that was begun before the coordinator died does not restart the trainer twice.
 """
@@ -33,7 +33,7 @@ from agentrl.protocol.wire import decode_as
 from agentrl.supervision import events
 
 _OF_THE_CHECKPOINT = ("checkpoint", "version")
-"""What the result says besides settings."""
+"""Keys of the result that are not settings."""
 _TRAINED_AT = "trained_at"
 
 
@@ -74,14 +74,14 @@ class Rollback:
 
     def _carry_out(self, operation: Operation) -> Goals | None:
         if operation.goals:
-            # A coordinator before this one has restarted the trainer.
+            # An earlier coordinator has already restarted the trainer.
             operation.by_itself = False
             return operation.goals
         self._served.carry_out(operation, then=self._continue)
         return None
 
     def _continue(self, operation: Operation) -> None:
-        """The choice is stored."""
+        """Continues after the choice is stored: sets the knobs and restarts the trainer."""
         args = decode_as(RollBack, msgspec.Raw(operation.args))
         settings = {name: value for name, value in operation.result.items() if name not in _OF_THE_CHECKPOINT}
         trained_at = settings.pop(_TRAINED_AT, None)
@@ -113,7 +113,7 @@ class Rollback:
         return command_effects.of_restart(self._context.state, Restart(trainers[0]))
 
     def _differences(self, settings: Mapping[str, KnobValue], trained_at: KnobValue) -> Iterator[_Difference]:
-        """Scientific knobs whose value was another one before the checkpoint."""
+        """Scientific knobs whose value was different at the checkpoint."""
         knobs = self._context.knobs
         if isinstance(trained_at, float) and trained_at > 0:
             settings = {**knobs.scientific_then(trained_at), **settings}

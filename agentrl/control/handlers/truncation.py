@@ -1,9 +1,9 @@
 """Truncates the reports of units, so that rows and answers fit into messages.
 
 Invariants:
-- The row of a unit stays small for any report, and an answer with the rows of all units can be sent.
+- The row of a unit stays small whatever it reports, so an answer with the rows of all units can be sent.
 - Text is truncated.
-- Of long lists the first entries are kept.
+- Long lists keep their first entries.
 - The value of a knob is kept whole or dropped.
 """
 
@@ -74,7 +74,7 @@ def previewed(sent: KnobPreviewed) -> KnobPreviewed:
 
 
 def answer(sent: UnitAnswer) -> UnitAnswer:
-    """The body is not truncated: the unit itself refuses to send a larger one."""
+    """Truncates an answer except for its body: the unit itself refuses to send a body that is too large."""
     return replace(sent, error=text(sent.error, REASON), hint=text(sent.hint, SENTENCE))
 
 

@@ -1,7 +1,7 @@
 """Handles the messages of units.
 
 Invariants:
-- Only the present incarnation with the right token is accepted, and every other one is refused permanently.
+- Only the present incarnation with the right token is accepted; any other is refused permanently.
 - A heartbeat costs one dictionary lookup and a few assignments.
 """
 
@@ -56,7 +56,7 @@ class UnitHandler:
         self._context.peers.send(peer, self._welcome(slot))
         self._context.happened(events.UnitReady(unit=hello.unit, incarnation=hello.incarnation, ready=hello.ready))
         if slot.state is UnitState.DRAINING:
-            # The order may have been lost with the last coordinator.
+            # The order to the unit may have been lost with the last coordinator.
             self._context.peers.send(peer, messages.Drain(max(0.0, slot.timer - self._context.clock.now())))
 
     def _refusal(self, peer: Peer, hello: messages.UnitHello) -> Refused | None:

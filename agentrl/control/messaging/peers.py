@@ -37,7 +37,7 @@ class Known:
 
     @property
     def address(self) -> str:
-        """Whom a request reaches; equal only for the same incarnation or host."""
+        """The address of requests to this peer; equal only for the same incarnation or host."""
         return unit_address(self.name, self.incarnation) if self.kind is Kind.UNIT else host_address(self.name)
 
 
@@ -95,7 +95,8 @@ class Peers:
         return known
 
     def forget_host(self, host: str) -> None:
-        """A broken link keeps its connection for long. If the host sends a message again, it must send a hello."""
+        """A broken network link can keep its connection open for long. If the host sends a message again, it must send
+        a hello first."""
         peer = self._hosts.get(host)
         if peer is not None:
             self.gone(peer)

@@ -32,12 +32,12 @@ class CoordinatorAddress(msgspec.Struct, frozen=True):
     metrics: str
     listen: str = ""
     public: str = ""
-    """The server's public key, where it listens on tcp."""
+    """The server's public key, if it listens on tcp."""
     started_at: float = 0.0
     version: str = ""
 
     def write(self, state_dir: Path) -> bool:
-        """Write the file unless it has this content. Returns whether it had not."""
+        """Write the file unless it already has this content. Returns whether it was written."""
         path, content = state_dir / FILE, msgspec.json.format(msgspec.json.encode(self))
         with contextlib.suppress(OSError):
             if path.read_bytes() == content:

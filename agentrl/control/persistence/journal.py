@@ -4,8 +4,9 @@ Invariants:
 - A batch is durable as a whole when `commit` returns.
 - When `commit` raises DiskError, nothing of the batch is written and it can be tried again.
 - An entry that can never be written does not keep the rest of its batch from being written.
-- A file of an older schema is migrated, and kept beside the new one; a file of a newer schema is refused.
-- Of a damaged file all readable rows are kept, the file stays beside the new one, and `damage` says so.
+- A file of an older schema is kept, and a migrated copy is used; a file of a newer schema is refused.
+- If a file is damaged, all its readable rows are kept, the damaged file stays beside the new one, and `damage` reports
+  it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NEVER_WRITABLE = (
     OverflowError,
     UnicodeEncodeError,
 )
-"""Errors of the content of one entry, which no retry cures; for example a time that is not a number."""
+"""Errors of the content of one entry, which no retry can repair; for example a time that is not a number."""
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _SENTENCES = {
     sqlite3.SQLITE_FULL: "the disk is full",
@@ -101,7 +102,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, at: float) -> Journal:
-        """Open or create it. Raises DiskError, or VersionMismatchError for a file of another version."""
+        """Open or create a journal. Raises DiskError, or VersionMismatchError for a file of another version."""
         with _disk_errors(path):
             journal_repair.finish_swap(path, at)
             try:
@@ -116,7 +117,7 @@ class Journal:
 
     @classmethod
     def read_only(cls, path: Path) -> Journal:
-        """Open it for reading while a coordinator may write it. Raises DiskError."""
+        """Open a journal for reading while a coordinator may write to it. Raises DiskError."""
         with _disk_errors(path):
             return cls(path, sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True), "")
 
@@ -208,7 +209,7 @@ class Journal:
         return None if found is None else bytes(found[0])
 
     def events(self, kinds: Iterable[str] = (), after_at: float = 0.0, limit: int = 200) -> list[JournalEvent]:
-        """The newest `limit` events later than `after_at`, oldest first; of all kinds if none is named."""
+        """The newest `limit` events later than `after_at`, oldest first; without `kinds`, events of all kinds."""
         wanted = tuple(kinds)
         only = f"AND kind IN ({', '.join('?' * len(wanted))})" if wanted else ""
         with _disk_errors(self.path):
@@ -251,8 +252,8 @@ class Journal:
 
 
 def refuse_other_version(path: Path) -> None:
-    """Raises VersionMismatchError if a coordinator of this program would refuse the journal. It does not look for other
-    faults, which a coordinator repairs or reports."""
+    """Raises VersionMismatchError if a coordinator of this program would refuse the journal. It does not search for
+    other faults, which a coordinator repairs or reports."""
     if path.exists():
         with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(path)) as db:
             _version_of(db, path)
@@ -320,7 +321,7 @@ def _version_of(db: sqlite3.Connection, path: Path) -> int:
 
 
 def _keep(db: sqlite3.Connection, copy: Path) -> None:
-    """Copy a journal before it is migrated, for the case that its user goes back to the version before."""
+    """Copy a journal before it is migrated, in case its user goes back to the previous version."""
     copy.unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(copy)) as other:
         db.backup(other)

@@ -31,7 +31,7 @@ def rebuild(path: Path, at: float) -> str:
     draft = path.with_name(f"{path.name}.draft")
     draft.unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
-        # One plain file without a log beside it, so that one rename moves all of it.
+        # Write one plain file without a log beside it, so that one rename moves everything.
         db.execute("PRAGMA journal_mode = DELETE")
         db.execute("BEGIN IMMEDIATE")
         create(db)

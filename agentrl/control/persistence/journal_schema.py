@@ -1,7 +1,7 @@
 """Defines the tables of the journal, and how a journal of an older version becomes one of this version.
 
 Invariants:
-- A journal of an older version is migrated in one transaction, and its file from before is kept beside it.
+- A journal of an older version is migrated in one transaction, and its old file is kept beside it.
 - A change of a stored struct needs no migration if every new field has a default: entries are decoded field by field.
 - Every row has a checksum of its content, so that rows read from a damaged file can be trusted.
 """

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOSTS = "hosts"
 _HOST_CHARS = 50
 UNITS = ".units"
-"""Ends the name of a key for the units of a host. No other key may have such a name."""
+"""The suffix of the name of a key for the units of a host. No other key may have such a name."""
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
@@ -105,7 +105,7 @@ class Keyring:
         return None
 
     def add(self, name: str, public: str, permission: Permission, at: float) -> KeyRow:
-        """Admit a key. Raises ConflictError if the name or the key is taken by another one."""
+        """Admit a key. Raises ConflictError if the name or the key is already admitted differently."""
         if known := self.check(name, public, permission):
             return known
         added = KeyRow(name, public, permission, created_at=at)
@@ -122,7 +122,7 @@ class Keyring:
     def key_of_host(self, host: str, at: float) -> ClientKey:
         """The key with which a placement starts the agent of this host, without an address.
 
-        It is made once and kept, so that an agent that lives and one that is started again have the same."""
+        It is made once and kept, so that a living agent and a restarted one have the same key."""
         path = self._path_of_host(host)
         if path.exists():
             return ClientKey.load(path)
@@ -139,7 +139,7 @@ class Keyring:
         return sorted(path.name.removesuffix(".json") for path in folder.glob("[!.]*.json")) if folder.is_dir() else []
 
     def end_key_of_host(self, host: str, at: float) -> None:
-        """The machine is gone or released: its key is refused, and the next one gets another."""
+        """Refuse the key of a machine that is gone or released; the next machine gets another key."""
         path = self._path_of_host(host)
         if path.exists():
             name = ClientKey.load(path).name
@@ -151,7 +151,7 @@ class Keyring:
         return self._directory / _HOSTS / f"{host}.json"
 
     def revoke(self, name: str, at: float) -> KeyRow:
-        """Refuse a key from now on, and that of its units. The caller closes its open connections."""
+        """Refuse a key, and the key of its units, from now on. The caller closes its open connections."""
         row = self.find(name)
         if row.revoked_at:
             return row
@@ -160,7 +160,7 @@ class Keyring:
         return self.find(name)
 
     def find(self, name: str) -> KeyRow:
-        """The key of that name, also if it is revoked. Raises UnknownNameError."""
+        """The key of that name, even if it is revoked. Raises UnknownNameError."""
         for row in self._rows:
             if row.name == name:
                 return row

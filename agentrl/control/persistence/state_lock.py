@@ -3,8 +3,8 @@
 Invariants:
 - The lock is a flock, so the kernel releases it at any kind of death of its holder.
 - The lock is never taken on a network file system, where a flock may not work.
-- Of two coordinators on hosts that share the run directory one ends, because it finds the marker of the other. One that
-  cannot write its marker (a full disk) goes on.
+- If two coordinators run on hosts that share the run directory, one of them ends, because it finds the marker of the
+  other. A coordinator that cannot write its marker (on a full disk) goes on.
 """
 
 from __future__ import annotations
@@ -77,17 +77,19 @@ class StateLock:
 
 
 class RunDirMarker:
-    """Keeps `run_dir/coordinator.json` fresh, so that no host that shares the directory coordinates the run as well."""
+    """Keeps `run_dir/coordinator.json` fresh, so that no other host that shares the directory also coordinates the
+    run."""
 
     def __init__(self, run_dir: Path, host: str, boot_id: str, name: str, uuid: str) -> None:
         self._run_dir, self._host, self._boot_id, self._name, self._uuid = run_dir, host, boot_id, name, uuid
         self._written = False
 
     def refresh(self, at: float) -> str:
-        """Write the marker, first before anything of the run is touched. Returns a sentence if it cannot be written.
+        """Write the marker; the first call must come before any file of the run is changed. Returns a sentence if it
+        cannot be written.
 
-        Raises ConflictError if another coordinator has the directory: one that was there first, or one that wrote its
-        marker after this one had written its own. So of two that claim it at once, the one that wrote last goes on.
+        Raises ConflictError if another coordinator has the directory: one that came earlier, or one that wrote its
+        marker after this coordinator had written its own. So if two claim it at once, the one that wrote last goes on.
         """
         found = self._of_another()
         if found is not None and (self._written or found.is_fresh(at)):
@@ -106,7 +108,7 @@ class RunDirMarker:
     def remove(self) -> None:
         """Remove the marker, unless another coordinator wrote it."""
         if self._of_another() is None:
-            # If this fails, it becomes stale by itself.
+            # If the removal fails, the marker becomes stale by itself.
             with contextlib.suppress(OSError):
                 (self._run_dir / MARKER).unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
-"""Decodes what the journal stores, also what another version or a fault wrote.
+"""Decodes entries of the journal, even entries that another version or a fault wrote.
 
 Invariants:
 - A field that cannot be read never hides the other fields of its entry.
-- What could not be read is reported, and stays in the journal under `unreadable`.
+- An entry that could not be read is reported, and stays in the journal under `unreadable`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StoredValues:
         return found
 
     def partly(self, kind: str, of: type[T]) -> dict[str, tuple[T | None, dict[str, Any]]]:
-        """Every entry of the kind: decoded, or None and those of its fields that can be decoded."""
+        """Every entry of the kind: decoded, or None with those of its fields that can be decoded."""
         found: dict[str, tuple[T | None, dict[str, Any]]] = {}
         for key, body in self.journal.all(kind).items():
             try:

@@ -1,8 +1,8 @@
-"""Finds the bottleneck of the data plane: how busy each role is, and which one the others wait for.
+"""Finds the bottleneck of the data plane: how busy each role is, and for which role the others wait.
 
 Invariants:
 - Shares are computed over intervals (used seconds of slots divided by offered seconds), never from single moments.
-- The sentence names one bottleneck, and since when only if the numbers show it.
+- The sentence names one bottleneck, and its beginning only if the numbers show it.
 - A run without such metrics has no row.
 - While the trainer takes no steps, the sentence says so, and shares are counted from that moment, because older counts
   would show a state that is over.
@@ -38,7 +38,7 @@ IDLE = 0.02
 CHANGED = 1.5
 """The factor by which a latency must differ to count as changed."""
 STEADY = 3
-"""Samples that a change must last."""
+"""How many samples a change must last."""
 BEFORE = 30
 MOST_TOOLS = 20
 _COUNTERS = (BUSY.name, OFFERED.name, IN_TOOLS.name, IN_MODEL.name)

@@ -11,7 +11,7 @@ from agentrl.control.state.trends import Series, TrendSeries
 
 FIT = 0.8
 RECENT = 0.5
-"""The share of the whole slope that the last third must have."""
+"""The slope of the last third must be at least this share of the whole slope."""
 FARTHEST_S = 7 * 86_400.0
 SAMPLES = 60
 """The number of samples in one window; two windows are kept."""
@@ -25,7 +25,7 @@ class DiskForecast:
         """The forecast by host; only a new sample changes it."""
 
     def watch(self, window_s: float) -> None:
-        """A new window discards all samples."""
+        """Sets the window of the forecast. A changed window discards all samples."""
         if window_s != self._window_s:
             self._window_s = window_s
             self._hosts.clear()

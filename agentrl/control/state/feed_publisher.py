@@ -48,7 +48,7 @@ class _Entry:
         self.dirty = False
         self.held = False
         self.first = False
-        """It is sent before others, within the same limits."""
+        """Whether it is sent before others, within the same limits."""
         self.due = float("-inf")
         self.sent_bytes = 0
 
@@ -137,7 +137,7 @@ class Feed:
             if self._spent_until < now:
                 self._send_or_hold(key, entry, now)
             else:
-                self._changed[key] = entry  # It is sent early in the next tick.
+                self._changed[key] = entry  # The row is sent early in the next tick.
         if now >= self._next_beat:
             self.beat(now, at)
 

@@ -150,8 +150,8 @@ class KnobRegistry:
     def preview(
         self, name: str, value: KnobValue, asked: KnobPreviewed | None = None, *, owner_done: bool = False
     ) -> Effect:
-        """The effect of a value. `asked` is the effect that the unit which owns the knob answered. `owner_done`: the
-        owner is a finished job, which reaches no boundary any more.
+        """The effect of a value. `asked` is the effect that the owning unit returned. `owner_done`: the owner is a
+        finished job, which never reaches a boundary again.
         """
         entry = self._find(name)
         new = _checked(entry, value)
@@ -266,7 +266,7 @@ class KnobRegistry:
         try:
             value = entry.knob.check(stored.value)
         except ConfigError as refused:
-            # The revision rises, so that no command fits the old one by chance.
+            # The revision rises, so that no command matches the old one by chance.
             entry.stored = msgspec.structs.replace(stored, value=entry.knob.default, revision=stored.revision + 1)
             default = plain_value(entry.knob.default)
             return f"The knob {entry.knob.name} is back at its default {default}: {refused.message}"

@@ -34,7 +34,7 @@ PROGRESS_EVERY = 5
 DEVICE_CHANGE = 5.0
 """Percentage points and degrees by which the use of a device must change to be shown."""
 CLOCK_OFF_S = 5.0
-"""Less is shown as no difference, because a measurement may be on its way for some seconds."""
+"""A smaller difference is shown as none, because a measurement may take some seconds to arrive."""
 Holders = dict[str, tuple[str, ...]]
 """By device: the incarnations that hold it."""
 COMMAND_CHARS = 500
@@ -63,7 +63,7 @@ class ObservedHost:
     agent_pid: int = 0
     agent_start_ticks: int = 0
     clock_off_s: float = 0.0
-    """By the newest measurement, which was under way for a moment."""
+    """From the newest measurement, which took a moment to arrive."""
 
 
 class ObservedState:
@@ -245,7 +245,7 @@ class ObservedState:
         return slot.wanted and not slot.held and self.state.run.up and not self.state.left_alone(slot.group)
 
     def _run_state(self, status: CoordinatorStatus) -> tuple[str, str]:
-        """The worst of two: what the processes are, and whether the run makes progress."""
+        """The worse of two states: the state of the processes, and the progress of the run."""
         wanted = [s for s in self.state.slots.values() if s.wanted and not self.state.left_alone(s.group)]
         if not self.state.run.up:
             left = [s.unit for s in self.state.slots.values() if not s.tree_gone]
@@ -285,7 +285,8 @@ class ObservedState:
         return "running", rows.ONLY_READ if self.state.run.reading else ends
 
     def _stopped_groups(self) -> str:
-        """A group that the run needs for its progress, all of whose units a person has stopped."""
+        """The first group that the run needs for its progress and whose units a person has all stopped; empty if there
+        is none."""
         for name, group in self.state.groups.items():
             members = [s for s in self.state.of_group(name) if s.wanted and not self.state.left_alone(name)]
             if group.spec.role in _WITHOUT and members and all(s.held for s in members):
@@ -390,7 +391,7 @@ _WITHOUT = {
     Role.TOOLBOX: "no tool answers",
     Role.TRAINER: "nothing is trained",
 }
-"""What a run without units of this role lacks."""
+"""What a run without units of this role cannot do."""
 _TROUBLE = {UnitState.FATAL: 0, UnitState.LOST: 1, UnitState.BACKOFF: 2, UnitState.SUSPECT: 3}
 
 
@@ -426,7 +427,7 @@ def _differs(shown: messages.UnitStats, now: messages.UnitStats) -> bool:
 
 
 def _clearly_off(seconds: float) -> float:
-    """Rounded, because a row must not change with every measurement."""
+    """The rounded clock difference, because a row must not change with every measurement."""
     return float(f"{seconds:.2g}") if abs(seconds) >= CLOCK_OFF_S else 0.0
 
 

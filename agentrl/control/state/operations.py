@@ -4,7 +4,7 @@ Invariants:
 - An id is accepted once.
 - A command is durable before it is accepted, and the next coordinator begins it if the last one died before.
 - An operation ends when its goal is reached or unreachable, when a later command supersedes it, or at its deadline.
-- A unit that reports that it works on an operation moves the deadline of it.
+- When a unit reports that it works on an operation, the deadline of the operation moves.
 - A unit that was ready for an earlier coordinator counts as ready only after the report of its host: after a power loss
   the journal has it as ready, and its process is dead.
 """
@@ -35,7 +35,7 @@ class Want(enum.StrEnum):
     UP = "up"
     """Ready (or a job that is done), in an incarnation later than `than`."""
     ENDED = "ended"
-    """Nothing left of incarnation `than` and earlier ones."""
+    """No process of incarnation `than` and earlier ones is left."""
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Operation(msgspec.Struct):
     effect: Effect = Effect()
     """The effect at acceptance."""
     by_itself: bool = False
-    """It ends by a call of `finish`, not by its goals."""
+    """Whether it ends by a call of `finish`, not by its goals."""
 
     def row(self) -> OperationRow:
         return OperationRow(
@@ -177,7 +177,8 @@ class Operations:
         self._changed_units.add(unit)
 
     def hosts_changed(self) -> None:
-        """The next review compares all units again: hosts that may take them can be started, or cannot any more."""
+        """The next review compares all units again, because hosts that may take them have become available or
+        unavailable."""
         self._progress.clear()
 
     def review(self, now: float) -> None:
@@ -230,7 +231,7 @@ class Operations:
             self.finish(operation, OperationState.SUCCEEDED, now)
 
     def _compare(self, progress: _Progress, slot: Slot | None, goal: Goal, unit: str) -> None:
-        """Note whether the operation still waits for the unit, or the unit cannot reach its goal any more."""
+        """Note whether the operation still waits for the unit, or the unit can no longer reach its goal."""
         progress.waiting.pop(unit, None)
         progress.broken.pop(unit, None)
         if slot is None:
@@ -248,14 +249,14 @@ class Operations:
             progress.waiting[unit] = f"{unit} is {slot.state.value} ({slot.reason})"
 
     def _has_no_host(self, slot: Slot) -> bool:
-        """Whether only hosts may take the unit whose start fails."""
+        """Whether every host that may take the unit fails to start."""
         if slot.state is not UnitState.PENDING or not self._state.in_vain:
             return False
         spec = self._state.groups[slot.group].spec
         return scheduling.cannot_be_placed(spec, self._state.data_host, self._state.in_vain)
 
     def _behind_the_fatal(self) -> set[str]:
-        """Units that start only after a fatal one, or one without a host, directly or through others, if no command
+        """Units that start only after a unit that is fatal or has no host, directly or through others, unless a command
         restarts the fatal one."""
         slots = [slot for slot in self._state.slots.values() if slot.wanted]
         fatal = [slot for slot in slots if slot.state is UnitState.FATAL and slot.generation == slot.started_generation]

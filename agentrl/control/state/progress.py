@@ -1,9 +1,9 @@
-"""Follows whether trainers take steps, and finds those that stand still for longer than their pace explains.
+"""Tracks the steps of trainers, and finds trainers without a step for longer than their pace explains.
 
 Invariants:
-- Time in which a trainer cannot take steps by order (paused, not ready, only evaluations left) never counts.
-- The pace is that of the trainer itself, also over its incarnations.
-- While no pace is known, a run in which nothing moves stands still much earlier than one that samples.
+- Time in which a trainer is not supposed to take steps (paused, not ready, only evaluations left) never counts.
+- Each trainer has its own pace, which survives its incarnations.
+- While no pace is known, a run in which nothing changes counts as standing still much earlier than one that samples.
 - Times are monotonic.
 """
 
@@ -18,9 +18,9 @@ from agentrl.formatting.amounts import counted
 
 LEAST_S = 60.0
 PACES = 10
-"""A step is late after this many times the usual time between two steps, if that is longer than `LEAST_S`."""
+"""A step is late after this multiple of the usual time between two steps, but not before `LEAST_S`."""
 UNKNOWN_S = 900.0
-"""The limit until the pace is known, for a run in which records or tokens are made."""
+"""The limit until the pace is known, for a run that produces records or tokens."""
 NOTHING_MOVES_S = 180.0
 """The limit until the pace is known, for a run in which nothing changes."""
 REMEMBERED = 20
@@ -43,7 +43,7 @@ class StandingStill:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What happens on the way to a step, by the reports of all units."""
+    """The state of the pipeline that leads to a step, by the reports of all units."""
 
     engines: int = 0
     serving: int = 0
@@ -53,12 +53,12 @@ class Pipeline:
     under_way: int = 0
     """Admitted records that are not done."""
     ready: int = 0
-    """Records that are done and not trained."""
+    """Records that are done and not yet trained."""
     works: bool = False
-    """An engine loads or generates, a tool runs, or the trainer computes."""
+    """Whether an engine loads or generates, a tool runs, or the trainer computes."""
 
     def stage(self) -> str:
-        """The first stage without a result, as a sentence."""
+        """A sentence about the first stage that has no result yet."""
         if self.ready:
             return f"the trainer waits with {counted(self.ready, 'ready records')}, and {self.running} are sampled"
         if self.engines and not self.serving:
@@ -73,9 +73,9 @@ class Pipeline:
 @dataclass(slots=True)
 class _Trainer:
     since: float
-    """The last step, or when it could take steps again."""
+    """The time of the last step, or the later time from which it could take steps again."""
     moved_at: float = 0.0
-    """When anything in the pipeline changed."""
+    """The last time that the pipeline changed."""
     pipeline: Pipeline | None = None
     first_s: float = 0.0
     """The time that the first step took; 0 if it was not seen."""
@@ -83,11 +83,11 @@ class _Trainer:
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     works: bool = False
     whole: bool = False
-    """The present gap began with a step."""
+    """Whether the present gap began with a step."""
 
     @property
     def usual_s(self) -> float:
-        """The longest of the first times until there are enough of them."""
+        """The usual time between steps: the median, or the longest so far until there are enough."""
         if len(self.gaps_s) >= NEEDED:
             return median(self.gaps_s)
         return max((self.first_s, *self.gaps_s))
@@ -108,7 +108,7 @@ class ProgressTracker:
     def observe(
         self, unit: str, step: float | None, now: float, *, works: bool, pipeline: Pipeline | None = None
     ) -> None:
-        """`works`: nothing but data and time is missing for the next step."""
+        """Takes in the state of a trainer. `works`: the next step needs only data and time."""
         known = self._trainers.setdefault(unit, _Trainer(now))
         if pipeline is not None and (pipeline.works or pipeline != known.pipeline):
             known.pipeline, known.moved_at = pipeline, now
@@ -116,7 +116,7 @@ class ProgressTracker:
             known.since, known.works, known.whole = now, works, False
         if step is not None and step != known.step:
             if known.step is not None and known.whole:
-                # A coordinator that was busy sees several steps at once.
+                # A coordinator that was busy may see several steps at once.
                 known.gaps_s.append((now - known.since) / max(1.0, step - known.step))
             elif known.step is None and known.works:
                 known.first_s = now - known.since

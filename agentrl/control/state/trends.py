@@ -56,11 +56,11 @@ class Trend:
     fit: float
     """How much of the variation the line explains, 0 to 1."""
     recent_slope_per_h: float
-    """The same for the last third alone: a warm-up has levelled off by then."""
+    """The slope of the last third alone; a warm-up has levelled off by then."""
 
 
 class Line:
-    """Least squares over samples that come and go."""
+    """Least squares over a set of samples to which samples are added and removed."""
 
     __slots__ = ("_both", "_mean_t", "_mean_v", "_spread_t", "_spread_v", "count")
 
@@ -108,7 +108,8 @@ class TrendSeries(Series):
         if not super().add(now, value):
             return False
         if len(self.times) <= before:
-            # The ring was cut; this also ends the rounding errors of all removals before it.
+            # The ring was cut, so the line is computed again; this also discards the rounding errors of earlier
+            # removals.
             self._rebuild()
         elif now >= self._begin:
             self._include(len(self.times) - 1)

@@ -2,7 +2,7 @@
 
 Invariants:
 - The memory per unit is bounded for any report.
-- A value that is not finite removes the value before it.
+- A value that is not finite removes the previous value.
 - A trend needs a long enough window.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agentrl.control.state.trends import Series, Trend, TrendSeries
 
 MOST_METRICS = 4_000
-"""Kept per unit; further metrics are dropped. A steward has a dozen of each environment."""
+"""The most metrics per unit; further ones are dropped. A steward has a dozen for each environment."""
 HISTORY_LENGTH = 600
 SAMPLES = 60
 """Number of memory samples in one window."""
@@ -28,7 +28,7 @@ class MemoryWatch:
     """How memory is watched: six windows are kept, with sixty samples each."""
 
     window_s: float = 3600.0
-    """The least time that a trend is computed from."""
+    """The shortest time over which a trend is computed."""
 
     def series(self, began: float) -> TrendSeries:
         """Skips the first minutes of an incarnation, in which all memory grows."""
@@ -66,7 +66,7 @@ class MetricStore:
         self._units: dict[str, _Unit] = {}
 
     def name(self, named: Iterable[str]) -> None:
-        """Set which metrics rules read: rows show these, and their history is kept."""
+        """Set the metrics that rules read: rows show them, and their history is kept."""
         self._named = frozenset(named)
         for unit in self._units.values():
             for metric in unit.history.keys() - self._named:
