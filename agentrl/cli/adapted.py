@@ -1,4 +1,4 @@
-"""How commands name environments: files, or words for environments of other packages with their arguments."""
+"""The names of environments in commands: files, or words for environments of other packages with their arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WithPython = Annotated[
 
 
 def environment_of(word: str, arguments: list[str] | None, python: Path | None) -> dict[str, Any]:
-    """As a run file has it below `environments`."""
+    """The environment in the form of `environments` in a run file."""
     found: dict[str, Any] = {"code": word}
     if given := parsed_arguments(arguments):
         found["arguments"] = given

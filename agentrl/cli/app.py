@@ -89,7 +89,7 @@ def root(
     return ExitCode.OK
 
 
-# The order of the help: the most used first.
+# The order in the help: the most used commands first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
     *(
@@ -150,14 +150,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """A stream that the caller closed leads to /dev/null; otherwise the next file to open would take its number."""
+    """Redirects streams that the caller closed to /dev/null; otherwise the next opened file would take their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open for as long as the process lives
 
 
 def _escape_unprintable_text() -> None:
-    """A terminal that is not UTF-8 shows an escape instead of a letter that it lacks."""
+    """Makes a terminal that is not UTF-8 show an escape for each letter that it lacks."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -170,7 +170,7 @@ def _check_text(arguments: Sequence[str]) -> None:
             argument.encode()
         except UnicodeEncodeError:
             raise errors.UsageError(f"{argument!a} is not UTF-8 text.") from None
-        if "\0" in argument:  # no shell passes one on, but a caller in this process may
+        if "\0" in argument:  # a shell never passes NUL on, but a caller in this process may
             raise errors.UsageError(f"{argument!a} has a null character.")
 
 
@@ -210,7 +210,7 @@ def _report(error: AgentrlError, as_json: bool) -> int:
             print(json.dumps(error.document()), flush=True)
             return code
         except OSError:
-            # Stdout cannot be written to, perhaps the very error; stderr is left.
+            # Stdout cannot be written to, which may be the error itself; so stderr is used.
             _redirect_to_null(sys.stdout.fileno())
     for number, line in enumerate(output.sanitise_lines(str(error)).splitlines() or [""]):
         output.note(f"agentrl: {line}" if number == 0 else line)
@@ -219,7 +219,7 @@ def _report(error: AgentrlError, as_json: bool) -> int:
 
 def _report_system_error(error: OSError, as_json: bool) -> int:
     if error.errno in (errno.EPIPE, errno.EIO):
-        # The reader ended (`| head`), or the terminal was closed.
+        # The reading program ended (`| head`), or the terminal was closed.
         for stream in (sys.stdout, sys.stderr):
             _redirect_to_null(stream.fileno())
         return ExitCode.OK if error.errno == errno.EPIPE else ExitCode.FAILED

@@ -1,6 +1,6 @@
-"""Programs that a command starts and whose messages it shows.
+"""Runs programs whose messages a command shows.
 
-Invariant: the program ends before its command does, also when a person interrupts that.
+Invariant: the program ends before its command does, even if a person interrupts the command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def signals_for(process: Popen[bytes]) -> Iterator[None]:
-    """Let the program end in order at Ctrl-C or SIGTERM; its command waits for that.
+    """Let the program end in order at Ctrl-C or SIGTERM; the command waits for its end.
 
     A terminal sends Ctrl-C to both processes, `kill` only to the command. A second signal changes nothing.
     """
@@ -35,7 +35,7 @@ def signals_for(process: Popen[bytes]) -> Iterator[None]:
 
 
 def messages_of(process: Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """A line of JSON each."""
+    """The messages of the program, one line of JSON each."""
     import json
 
     assert process.stdout is not None
@@ -47,16 +47,16 @@ Asked = tuple["RunConfig", dict[str, Any]]
 
 
 def at_hand(config: RunConfig, asked: dict[str, Any]) -> Callable[[], Asked]:
-    """For `run_to_its_end`, if both are there already."""
+    """An `ask` for `run_to_its_end` if the configuration and the request are already known."""
     return lambda: (config, asked)
 
 
 def run_to_its_end(
     program: str, what: str, ask: Callable[[], Asked], show: Callable[[dict[str, Any]], None]
 ) -> ExitCode:
-    """Run one that gets the configuration and what is asked as a line of JSON. `ask` finds out both while the program
-    loads its modules; what it raises ends the program. `show` gets all messages but a failure, which is raised; so is
-    an end without `done`. `what` names the program in that sentence."""
+    """Run a program that gets the configuration and a request as a line of JSON. `ask` returns both, while the program
+    loads its modules; if it raises, the program is ended. `show` gets all messages except a failure. A failure, or an
+    end without `done`, raises an error, in which `what` names the program."""
     import subprocess
 
     last = ""
@@ -77,7 +77,7 @@ def run_to_its_end(
 
 
 def _line(process: Popen[bytes], ask: Callable[[], Asked]) -> bytes:
-    """What the program is asked. A person may interrupt that: the program has done nothing yet."""
+    """The request line. A person may interrupt its making, because the program has done nothing yet."""
     import json
 
     from agentrl.config.serialization import config_to_plain
@@ -92,7 +92,7 @@ def _line(process: Popen[bytes], ask: Callable[[], Asked]) -> bytes:
 
 def _send(process: Popen[bytes], line: bytes) -> None:
     assert process.stdin is not None
-    # If it was interrupted, its status says so.
+    # If the program was interrupted, its exit status shows that.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line)
     with contextlib.suppress(BrokenPipeError):

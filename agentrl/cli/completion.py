@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentrl.client import Client
 
 VARIABLE = "_AGENTRL_COMPLETE"
-"""Names the shell while it completes; the scripts of typer set it."""
+"""The variable that names the shell while it completes; the scripts of typer set it."""
 _ANSWER_WITHIN_S = 0.5
 _LISTS = {
     "task": ("list_tasks", "-admitted_at"),
@@ -139,7 +139,7 @@ def _candidates(name: str) -> Callable[[typer.Context, str], list[str]]:
 
 
 def _aimed(context: typer.Context) -> Cli:
-    """The options of the line so far, which select the run."""
+    """The options so far on the line that select the run."""
     given: dict[str, Any] = {"run": None, "key": None}
     at: Any = context
     while at is not None:
@@ -184,7 +184,7 @@ async def _from_run(client: Client, name: str) -> list[str]:
 
 
 async def _tools(client: Client, name: str) -> list[str]:
-    """Names of tool servers, sandboxes and sessions, as far as a parameter takes them."""
+    """Names of those tool servers, sandboxes and sessions that the parameter accepts."""
     found: list[str] = []
     if name in ("server", "tool_target"):
         servers = await client.list_tool_servers(deadline_s=_ANSWER_WITHIN_S)

@@ -1,8 +1,8 @@
 """Defines the command `check`, which holds environments to their contract.
 
 Invariants:
-- The program `daemons.check` runs their code. If that code ends or holds up the program, the command says so and starts
-  another one for the rest.
+- The program `daemons.check` runs their code. If that code ends or blocks the program, the command reports it and
+  starts another program for the rest.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from agentrl.config.run import RunConfig
 
 STARTS_WITHIN_S = 600.0
-"""The program, with the servers of its tools. On a busy machine imports alone take long."""
+"""How long the program may take to start, with the servers of its tools. On a busy machine the imports alone take
+long."""
 SILENT_AT_MOST_S = 20.0
-"""The program shows life every second, unless code holds the interpreter."""
+"""The program sends a sign of life every second, unless code blocks the interpreter."""
 _ENDS_WITHIN_S = 5.0
 
 
@@ -85,7 +86,7 @@ def check(
 
 
 def _messages(config: RunConfig, names: list[str], episodes: int, at_most_s: float) -> Iterator[dict[str, Any]]:
-    """What one program after the other says, until all is tried."""
+    """The messages of one program after the other, until everything is tried."""
     from agentrl.config.serialization import config_to_plain
 
     with tempfile.NamedTemporaryFile(prefix="agentrl-check-", suffix=".stacks") as crash_file:
@@ -111,7 +112,8 @@ def _messages(config: RunConfig, names: list[str], episodes: int, at_most_s: flo
                 return
             if probe is None:
                 raise AgentrlError(f"The check ended with status {last['status']} before it began.")
-            # What its code does to the first program it would do to the next one. It may also die when all was checked.
+            # The code would do to the next program what it did to the first one. The program may also die after
+            # everything was checked.
             if probe["environment"] in asked["environments"]:
                 asked["environments"].remove(probe["environment"])
             asked["died"] = {**last, **probe} if last["event"] == "ended" else None
@@ -125,7 +127,8 @@ def _refuse_failure(last: dict[str, Any]) -> None:
 
 
 def _one_program(asked: dict[str, Any], at_most_s: float) -> Iterator[dict[str, Any]]:
-    """Its messages; the last is `done` or `stuck`, or `ended` with the status of a program that died."""
+    """The messages of one program; the last is `done` or `stuck`, or `ended` with the exit status of a program that
+    died."""
     import json
 
     silent_at_most_s = max(SILENT_AT_MOST_S, 2 * at_most_s)
@@ -158,7 +161,7 @@ def _one_program(asked: dict[str, Any], at_most_s: float) -> Iterator[dict[str, 
                         return
             hung = time.monotonic() - heard_at > limit_s
         if hung:
-            process.send_signal(signal.SIGABRT)  # It writes its stacks.
+            process.send_signal(signal.SIGABRT)  # The signal makes the program write its stacks.
         _end(process)
         yield {"event": "ended", "status": process.returncode, "hung": hung}
 

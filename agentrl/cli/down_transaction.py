@@ -1,9 +1,9 @@
 """Takes a run down as a transaction: by its coordinator, or from this host if no coordinator answers.
 
 Invariants:
-- After the command was sent, the first Ctrl-C only prints what a second one does.
+- After the command was sent, the first Ctrl-C only prints what a second one would do.
 - "Nothing is left" is proven by a scan if this host can be scanned, not only by the report of the coordinator.
-- Processes that are removed without a coordinator are named first.
+- Processes are named before they are ended without a coordinator.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
 
 
 async def _is_answered(run: RunFile) -> bool:
-    """Whether the coordinator answers. An agent that lives may be restarting it."""
+    """Whether the coordinator answers. A living agent may be restarting it."""
     keepers = keepers_of(paths.state_dir(run.name))
     return await start_coordinator.answers(run.name, _AGENT_RESTARTS_COORDINATOR_WITHIN_S if keepers else 1.0)
 
@@ -83,7 +83,7 @@ async def _find_run(cli: Cli) -> RunFile | None:
 
 
 async def _run_without_files(name: str | None) -> RunFile | None:
-    """A run that has living processes although its state directory was deleted, or was deleted and made again."""
+    """A run that has living processes although its state directory was deleted, or deleted and created again."""
     found = await leftover_processes.runs_without_files()
     fitting = [RunFile(of, uuid, "", 0.0) for uuid, of in sorted(found.items()) if name in (None, of)]
     if len({run.name for run in fitting}) > 1:
@@ -105,7 +105,7 @@ class _Stop(Transaction):
     """Asks the coordinator to end the run, waits for its end, and scans this host if the run was here."""
 
     def __init__(self, cli: Cli, run: RunFile | None, args: Down) -> None:
-        """`run` is None if the run is behind a key."""
+        """`run` is None if the run is reached by a key file."""
         super().__init__(cli)
         self._run = run
         self._args = args
@@ -123,7 +123,8 @@ class _Stop(Transaction):
         return self._send is not None
 
     async def act(self) -> None:
-        """Send the command. Units may be stopping before the answer arrives, so from here Ctrl-C hurries."""
+        """Send the command. Units may be stopping before the answer arrives, so from here on Ctrl-C hurries the
+        stop."""
         assert self._send is not None
         if self.cli.wait:
             self.signals.count_presses()
@@ -156,7 +157,8 @@ class _Stop(Transaction):
         return report_end(self.cli, self._run.name, row, found, left)
 
     async def _wait(self, progress: Progress) -> OperationRow | None:
-        """The operation at its end. None if the coordinator ended before it could answer, which is its last act."""
+        """The operation at its end; None if the coordinator ended before it could answer, because ending is its last
+        act."""
         gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._keepers:
             gone = asyncio.ensure_future(leftover_processes.until_gone(self._keepers))
@@ -193,7 +195,7 @@ class _Stop(Transaction):
         )
 
     async def _pressed_before(self, *awaited: asyncio.Future[Any]) -> bool:
-        """Returns False at the next Ctrl-C, True when one of the futures is done first."""
+        """Waits. Returns False at the next Ctrl-C, and True if one of the futures is done first."""
         key = asyncio.ensure_future(self.signals.presses.get())
         try:
             done, _ = await asyncio.wait({key, *awaited}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,9 @@
-"""Defines the commands of `eval`: models on environments without a run, and what results say, those of a run as well.
+"""Defines the commands of `eval`: evaluate models on environments without a run, and show results, including those of a
+run.
 
 Invariants:
-- What was done once is in the file of results and is not done again, whoever stops the command when.
-- Results of `eval run` are read from that file only, so they can be looked at anywhere; `vN` is a version of the run.
+- A finished attempt is in the file of results and is not made again, whenever the command is stopped.
+- Results of `eval run` are read only from that file, so they can be shown anywhere; `vN` is a version of the run.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _named(model: str) -> tuple[str, str]:
         return name, place
     if not model.startswith(("http://", "https://")):
         return Path(model.rstrip("/")).name, model
-    # The results are passed on, so they contain no password of an address.
+    # People share results, so passwords are removed from addresses in them.
     scheme, _, rest = model.partition("://")
     place, slash, path = rest.partition("/")
     return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", model
@@ -146,7 +147,7 @@ def _chosen(config: RunConfig, wanted: Sequence[str]) -> list[str]:
 
 
 class _Progress:
-    """Shows every tenth on stderr; with `--json` nothing."""
+    """Shows each tenth of the progress on stderr; with `--json` nothing."""
 
     def __init__(self, cli: Cli) -> None:
         self._quiet = cli.json

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 10_000
 _ROWS_OF_A_LINE = 3
-"""One line of text may stand for three rows: the audit, the operation, and the knob that it set."""
+"""One line of text may come from three rows: the audit, the operation, and the knob that it set."""
 
 
 class Kind(enum.StrEnum):
@@ -71,7 +71,7 @@ async def events(
 
 
 async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Sequence[AnyRow]) -> None:
-    """Print events of the feed. The feed has no audit, so each operation and knob leads to a query for it."""
+    """Print events of the feed. The feed has no audit rows, so each operation and knob triggers a query for them."""
     from agentrl.client import CAUGHT_UP, RESET
     from agentrl.formatting.row_text import happened_at, row_kind
     from agentrl.protocol.rows import AuditRow
@@ -97,7 +97,8 @@ async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Seque
 
 
 def identity(row: AnyRow) -> tuple[object, ...]:
-    """Equal for two rows of the same event: an operation is shown again when its state changes."""
+    """The identity of an event: equal for two rows of the same event. An operation is shown again when its state
+    changes."""
     from agentrl.formatting.row_text import row_kind
 
     return (
@@ -107,7 +108,7 @@ def identity(row: AnyRow) -> tuple[object, ...]:
 
 
 def show(cli: Cli, row: AnyRow) -> None:
-    """One event on a line; an incident with its evidence."""
+    """Prints one event on a line; an incident with its evidence."""
     from agentrl.cli import output
     from agentrl.formatting.repeated_lines import fold_repeats
     from agentrl.formatting.row_text import event_text, happened_at, row_kind

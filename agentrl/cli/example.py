@@ -1,7 +1,7 @@
-"""Defines the command `init`, which writes an environment to begin with.
+"""Defines the command `init`, which writes a first environment.
 
 Invariants:
-- A file that is there is never changed.
+- An existing file is never changed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def init(
 
 
 def _of_another_package(cli: Cli, name: str, directory: Path, word: str, environment: dict[str, Any]) -> ExitCode:
-    """A run file that names it."""
+    """A run file that names an environment of another package."""
     import json
 
     from agentrl.cli import output

@@ -2,7 +2,7 @@
 
 Invariants:
 - Nothing destructive happens without consent, typed or given by `--yes`.
-- A script is never asked a question.
+- A script never gets a question.
 - An accepted operation continues when the waiting ends, and a note says so.
 """
 
@@ -37,7 +37,7 @@ _EXIT = {
 _SHORT_S = 1.0
 """Units are shown only in a wait longer than this."""
 _EFFECT_SHOWS_RESULT = ("tune", "undo_tune")
-"""Commands whose result is for programs; people read the same in the effect."""
+"""Commands whose effect already shows people the result, so the result is only for programs."""
 
 
 async def act(cli: Cli, name: str, args: Args) -> ExitCode:
@@ -60,10 +60,7 @@ async def act_with(cli: Cli, client: Client, name: str, args: Args) -> ExitCode:
 
 
 async def agreed(cli: Cli, client: Client, name: str, args: Args) -> Send | None:
-    """The function that sends the command with the consent of its caller; None if there is no consent.
-
-    A dry run is answered here.
-    """
+    """Asks for consent. Returns the function that sends the command; None without consent. A dry run ends here."""
     if cli.yes and not cli.dry_run:
         return functools.partial(client.call, name, args)
     preview = await client.preview(name, args)
@@ -82,7 +79,7 @@ async def agreed(cli: Cli, client: Client, name: str, args: Args) -> Send | None
 def consented(cli: Cli, effect: Effect, tier: Tier, reverse: str = "") -> bool:
     """Whether an effect may happen. Asks a person; refuses a script without `--yes` if the effect is destructive.
 
-    `reverse` is the command that takes it back, if there is one.
+    `reverse` is the command that undoes it, if there is one.
     """
     if cli.yes or tier < Tier.DISRUPTIVE:
         return True
@@ -108,7 +105,8 @@ def _ask(question: str, *, default: bool) -> bool:
 
 @contextlib.contextmanager
 def signals_end_prompts() -> Iterator[None]:
-    """One Ctrl-C or SIGTERM ends a question; the handlers of the event loop would wait for the answer first."""
+    """While this lasts, one Ctrl-C or SIGTERM ends a question. The handlers of the event loop would wait for the answer
+    first."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:

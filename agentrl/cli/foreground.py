@@ -1,10 +1,10 @@
 """Keeps a run up in the foreground (`agentrl up --foreground`): the main process of a container or of a service.
 
-Host agent and coordinator restart each other, so this process only waits, prints what changes, and passes SIGTERM on.
+Host agent and coordinator restart each other, so this process only waits, prints changes, and passes SIGTERM on.
 
 Invariants:
 - SIGTERM lets this host leave: its units finish, desired state stays, and the next start brings the same units up.
-- With `--unless-down` a run that was taken down stays down, although its container is started again.
+- With `--unless-down` a run that was taken down stays down, even if its container is started again.
 - The exit code is 0 after a signal or `agentrl down`, and 1 if agent and coordinator have both died.
 """
 
@@ -27,14 +27,14 @@ from agentrl.config.containers import LEAVE_VARIABLE
 from agentrl.errors import AgentrlError, ExitCode
 
 LEAVE_WITHIN_S = "25"
-"""Kubernetes gives 30 s unless it is told otherwise."""
+"""Kubernetes gives 30 s by default."""
 _POLL_S = 0.2
 _AGAIN_S = 1.0
 _OTHERS_END_WITHIN_S = 5.0
 
 
 async def keep_up(place: Place, cli: Cli, bring_up: Callable[[], Awaitable[ExitCode]] | None) -> ExitCode:
-    """Bring the run up and return when it has ended here. Without `bring_up` another command does that."""
+    """Bring the run up and return when it has ended here. Without `bring_up` another command brings it up."""
     os.environ.setdefault(LEAVE_VARIABLE, LEAVE_WITHIN_S)
     if bring_up is None:
         output.note(f"The run {place.name} was taken down. It stays down until `agentrl up` is called here.")
@@ -55,7 +55,7 @@ async def keep_up(place: Place, cli: Cli, bring_up: Callable[[], Awaitable[ExitC
 
 
 def was_taken_down(place: Place) -> bool:
-    """Whether `agentrl down` was the last thing that happened to the run."""
+    """Whether the last command on the whole run was `agentrl down`."""
     state_dir = place.state_dir
     return (state_dir / paths.LAST_UP).exists() and not left_up(state_dir) and not keepers_of(state_dir)
 
@@ -87,7 +87,8 @@ async def _until_it_ended(place: Place, stop: asyncio.Event) -> ExitCode:
 
 
 async def _let_others_report() -> None:
-    """As process 1, this ends every other process, also the `agentrl down` that has still to say what it found."""
+    """Waits for other processes to report. When process 1 ends, all others end too, even an `agentrl down` that still
+    has to print its result."""
     deadline = asyncio.get_running_loop().time() + _OTHERS_END_WITHIN_S
     while os.getpid() == 1 and asyncio.get_running_loop().time() < deadline:
         _reap()
@@ -97,7 +98,7 @@ async def _let_others_report() -> None:
 
 
 def _reap() -> None:
-    """As process 1 of a container, this is the parent of every orphan there."""
+    """Reaps orphans: process 1 of a container is the parent of every orphan there."""
     if os.getpid() != 1:
         return
     with contextlib.suppress(ChildProcessError):

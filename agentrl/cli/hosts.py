@@ -127,7 +127,7 @@ async def add(
 
 
 def _free_name(host: str, taken: set[str]) -> str:
-    """The name of a key stays taken when it was revoked."""
+    """A free name for the key. A revoked key keeps its name."""
     number = 2
     name = host
     while name in taken:

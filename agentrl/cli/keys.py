@@ -35,7 +35,7 @@ _EVERYWHERE = ("", "*", "0.0.0.0", "[::]", "::")
 
 
 class Permission(enum.StrEnum):
-    """The permission of a person's key, or with `host` of a host agent on another host, or with `unit` of one unit."""
+    """The permission of a key: of a person; with `host`, of a host agent on another host; with `unit`, of one unit."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -91,7 +91,7 @@ def file_of(name: str, out: Path | None) -> Path:
 
 
 async def make_key(cli: Cli, client: Client, name: str, permission: Permission, file: Path) -> ClientKey | None:
-    """Write a key to the file and have it admitted; None if that was only to be previewed."""
+    """Write a key to the file and have it admitted; returns None after a mere preview."""
     from agentrl.cli.execute import agreed, finished
     from agentrl.client import ClientKey, new_keypair
     from agentrl.protocol.control_commands import AddKey
@@ -130,7 +130,7 @@ def _kept_unless_refused(file: Path) -> Iterator[None]:
 
 
 def _listening(client: Client) -> dict[str, str]:
-    """Where the coordinator listens for other hosts, and its public key."""
+    """The address at which the coordinator listens for other hosts, and its public key."""
     from agentrl.client.run_processes import read_json
 
     mine = client.target.key
@@ -154,7 +154,7 @@ def _listening(client: Client) -> dict[str, str]:
 
 
 def _reachable(listen: str) -> str:
-    """An address for other hosts: instead of `0.0.0.0`, which is every address of this host, its name."""
+    """An address for other hosts: `0.0.0.0`, which means every address of this host, is replaced by its name."""
     import socket
 
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
@@ -162,7 +162,7 @@ def _reachable(listen: str) -> str:
 
 
 async def list_keys(cli: Cli) -> ExitCode:
-    """Show all keys and what they may do."""
+    """Show all keys and their permissions."""
     from agentrl.cli import output
 
     async with cli.connect() as client:

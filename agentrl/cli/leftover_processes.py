@@ -1,7 +1,7 @@
 """Finds and ends the processes of a run on this host, without its coordinator.
 
 Invariants:
-- A scan that could not examine every process says so (`unproven`) or raises NotProvenError.
+- A scan that could not examine every process reports that (`unproven`) or raises NotProvenError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def runs_without_files() -> dict[str, str]:
 
 
 async def _scanned(kind: type[T], *arguments: str) -> T:
-    """What the program prints that reads the processes of this host."""
+    """The output of the program that reads the processes of this host."""
     import msgspec
 
     process = await asyncio.create_subprocess_exec(
@@ -63,7 +63,7 @@ async def _scanned(kind: type[T], *arguments: str) -> T:
 
 
 async def scan_until_empty(uuid: str, state_dir: Path, within_s: float) -> ScanReport:
-    """Scan until no process is found, at most that long: processes need a moment to end."""
+    """Scan until no process is found, for at most this time, because processes need a moment to end."""
     deadline = time.monotonic() + within_s
     while True:
         report = await scan(uuid, state_dir)
@@ -73,7 +73,7 @@ async def scan_until_empty(uuid: str, state_dir: Path, within_s: float) -> ScanR
 
 
 async def until_gone(keepers: list[RunProcess], within_s: float | None = None) -> list[RunProcess]:
-    """Wait until these processes ended; returns those that did not."""
+    """Wait until these processes have ended; returns those that have not."""
     deadline = None if within_s is None else time.monotonic() + within_s
     while True:
         left = [keeper for keeper in keepers if keeper.alive]

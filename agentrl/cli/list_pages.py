@@ -34,7 +34,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "tools sandboxes": ("server=shop and memory_share>0.8", "-cpu_percent,started_at"),
     "calls list": ("server=shop and latency_s>30", "-latency_s"),
 }
-"""For the help of each command: a query and an order that its list accepts."""
+"""A query and an order that the list accepts, for the help of each command."""
 
 
 def filtering(command: str, what: str = "") -> Any:

@@ -89,7 +89,7 @@ def _which(unit: str, previous: bool) -> tuple[str, int]:
 async def _show_past(
     cli: Cli, client: Reader, unit: str, incarnation: int, choice: Choice, count: int, printed: Printed, *, whole: bool
 ) -> LogChunk:
-    """Print the lines so far; returns the last chunk, after which following begins."""
+    """Print the lines so far; returns the last chunk, where following begins."""
     from agentrl.cli import output
     from agentrl.formatting.log_lines import Lines, last
 
@@ -153,7 +153,7 @@ async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, pri
             continue
         newest = chunk if pinned else await client.read_logs(chunk.unit, incarnation=0, offset=0, limit=1)
         if newest.incarnation != chunk.incarnation and not replaced:
-            # Its last lines may have come between the two queries.
+            # The last lines of the ended incarnation may have come between the two queries.
             replaced = True
             continue
         if newest.incarnation != chunk.incarnation:

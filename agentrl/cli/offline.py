@@ -1,7 +1,7 @@
 """Reads a run through its coordinator, or from its files when no coordinator answers.
 
 Invariants:
-- A note on stderr says so when the data comes from files.
+- If the data comes from files, a note on stderr says so.
 - The store is not read without a coordinator; the hint names the command that starts it.
 """
 
@@ -27,7 +27,8 @@ Reader = Client | OfflineRun
 
 
 def run_on_this_host(cli: Cli, *, not_remote: str, again: str) -> OfflineRun:
-    """The run that the command means. `not_remote` refuses a key file; `again` is the command with a name."""
+    """The run that the command means. `not_remote` refuses a key file; `again` is the command to suggest, with a
+    name."""
     if cli.remote:
         raise UsageError(not_remote)
     found = OfflineRun.find(cli.named)
@@ -55,8 +56,8 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
 
 
 async def explain_no_coordinator(cli: Cli, error: NoCoordinatorError) -> NoCoordinatorError:
-    """Return an error that says since when the run is down, and how to read it or bring it up; otherwise the same
-    error.
+    """Return an error that tells since when the run is down, and how to read it or bring it up; if that is not known,
+    the same error.
     """
     found = None if cli.remote else OfflineRun.find(cli.named)
     if found is None or left_up(found.state_dir) or keepers_of(found.state_dir):

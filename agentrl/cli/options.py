@@ -147,7 +147,7 @@ def root_options(
 
 
 class Command(TyperCommand):
-    """A command whose help gives ranges in words, and no upper bound that is missing."""
+    """A command whose help gives ranges in words, and leaves out an upper bound that does not exist."""
 
     def get_help(self, ctx: Any) -> str:
         text = super().get_help(ctx)
@@ -167,7 +167,7 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not self.default:
             args = ["--help"]
-        # The value of an option of the default command is no command.
+        # The value of an option of the default command is not a subcommand.
         first = args[0] if args else ""
         named = not first.startswith("-") or any(arg in self.commands or arg in ("-h", "--help") for arg in args)
         named = named and bool(args)
@@ -195,8 +195,8 @@ def add_command(
 ) -> Callable[[Function], Function]:
     """Register a function as a command.
 
-    `acts` adds the options of commands that change something. `reads`: the command reads the store, which is down with
-    its run. `numbers` lets an argument begin with a minus.
+    `acts` adds the options of commands that change something. `reads`: the command reads the store, which is down when
+    its run is down. `numbers` lets an argument begin with a minus.
     """
     options = {**_SHARED, **_ACTING} if acts else _SHARED
     context_settings = settings.pop("context_settings", {})
@@ -257,7 +257,7 @@ def _finish(outcome: Awaitable[ExitCode]) -> ExitCode:
 
 
 def group(app: typer.Typer, name: str, help: str, *, default: str = "") -> typer.Typer:
-    """Register a command that has commands of its own, such as `alerts list`."""
+    """Register a command with subcommands, such as `alerts list`."""
     kind = type("Group", (Group,), {"default": default}) if default else Group
     sub = typer.Typer(cls=kind, help=help, rich_markup_mode=None, add_completion=False, no_args_is_help=False)
     app.add_typer(sub, name=name)

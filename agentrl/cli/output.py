@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FOLDS_FROM = 24
 """A column with a cell this long may take several lines."""
 _NARROWEST = 12
-"""The least width of such a column; if there is less, names fold."""
+"""The least width of such a column; if there is less space, names fold."""
 _GAP = 2
 """Cells between two columns."""
 _ENDLESS = 100_000
@@ -53,7 +53,7 @@ def note(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON, with all fields, also defaults, and with enumerations by name."""
+    """A value for JSON, with all fields, including defaults, and with enumerations by name."""
     import msgspec
 
     if isinstance(value, msgspec.Struct):
@@ -84,7 +84,7 @@ def _row_or_plain(body: Any) -> Any:
     try:
         return decode_row(body)
     except ProtocolError:
-        # Scripts also get rows of a newer version.
+        # Rows of a newer version are passed to scripts too.
         return msgspec.msgpack.decode(body)
 
 
@@ -137,10 +137,9 @@ def table(
     width: int = 0,
     spare: Sequence[str] = (),
 ) -> RenderableType:
-    """A table without lines; a cell is text, or already styled.
-
-    Where a width is given and not enough, the spare columns are left out, the first of them first. If that is still
-    too wide, the first column folds: a name can be put together again, a heading that is cut says nothing.
+    """A table without lines; a cell is text, or already styled. If a width is given and too small, the spare columns
+    are left out one after the other. If the table is still too wide, the first column folds, because a folded name can
+    still be read, but a heading that is cut cannot.
     """
     from rich.table import Table
     from rich.text import Text

@@ -17,7 +17,7 @@ DAEMONS = ("host", "coordinator", "mongo")
 
 def register(app: typer.Typer) -> None:
     add_command(app, "doctor")(doctor)
-    # All words after the role belong to the daemon, also --run and --help.
+    # All words after the role belong to the daemon, even --run and --help.
     add_command(app, "daemon", context_settings={"allow_interspersed_args": False})(daemon)
 
 

@@ -41,10 +41,10 @@ class Progress:
         self._began = time.monotonic()
         self._printed_at = float("-inf")
         self._printed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-        """The lines that were last looked at for printing, without and with the status of units."""
+        """The lines of the last print, without and with the status of units."""
         self._head = ""
         self._later: asyncio.TimerHandle | None = None
-        """Prints what came too soon after the lines before."""
+        """Prints lines that came too soon after the previous ones."""
         self._row: OperationRow | None = None
         self._status: dict[str, str] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
@@ -75,7 +75,7 @@ class Progress:
         self._show(sentence, ())
 
     def units(self, waiting: tuple[str, ...]) -> None:
-        """A wait for units that are ready and do not do their whole work yet."""
+        """A wait for units that are ready but do not do their whole work yet."""
         self._show(f"waiting for {counted(len(waiting), 'units')}", waiting)
 
     def operation(self, row: OperationRow) -> None:
@@ -99,7 +99,7 @@ class Progress:
             self.operation(self._row)
 
     def host(self, row: HostRow) -> None:
-        """The reason why a host is not there, which is always shown."""
+        """The reason why a host is missing, which is always shown."""
         lines = (f"host {row.host}: {row.reason}",) if row.reason else ()
         before, self._problems[f"host {row.host}"] = self._problems.get(f"host {row.host}", ()), lines
         if self._row is not None and before != lines:
@@ -123,7 +123,8 @@ class Progress:
         return f"{line}: {status}" if status else line
 
     def _print(self, head: str, plain: tuple[str, ...], lines: tuple[str, ...]) -> None:
-        """Print what has changed. `plain` has no status of units: a changed status alone is printed more rarely."""
+        """Print the changed lines. `plain` has no status of units: if only a status has changed, it is printed less
+        often."""
         now = time.monotonic()
         known, shown = self._printed
         changed = [line for line in lines if line not in shown]
@@ -134,8 +135,8 @@ class Progress:
         if not changed and (lines or head == self._head):
             return
         if (early_s := self._printed_at + due_s - now) > 0:
-            # Nothing else may change any more, so what is held back now is printed then. A wait without a loop shows
-            # its step again and again.
+            # There may be no further change, so a timer prints the lines that are held back now. Without an event loop
+            # the wait repeats its step anyway.
             with contextlib.suppress(RuntimeError):
                 self._later = asyncio.get_running_loop().call_later(early_s, self._print, head, plain, lines)
             return

@@ -53,9 +53,9 @@ async def export(
 ) -> ExitCode:
     """Write whole trajectories as JSON lines or Parquet.
 
-    With texts, calls, token ids, log-probs, masks and versions. Only ended records, in the order of their ends.
-    `--after` continues an export. `--as dataset` writes rows for `environments: …: {dataset: …}`, which are
-    demonstrations as well.
+    They have texts, calls, token ids, log-probs, masks and versions. Only ended records are written, in the order in
+    which they ended. `--after` continues an export. `--as dataset` writes rows for `environments: …: {dataset: …}`,
+    which are demonstrations as well.
     """
     from agentrl.cli import output
     from agentrl.client import long_answers

@@ -32,7 +32,7 @@ async def html(
         int, typer.Option("--chars", metavar="N", min=0, help="Characters of each text; 0: all.")
     ] = 100_000,
 ) -> ExitCode:
-    """Write an attempt as one web page, to send to somebody.
+    """Write an attempt as one web page, which you can send to others.
 
     With texts, tool calls, images, times, the score by parts, versions and staleness. It needs nothing from outside.
     """
@@ -44,7 +44,7 @@ async def html(
 
 
 async def timeline(cli: Cli, record: Record, file: Output = None) -> ExitCode:
-    """Write when an attempt did what, for Perfetto.
+    """Write the times of all events of an attempt, for Perfetto.
 
     A JSON trace with a track for turns, model calls, tool calls, waits and each branch. ui.perfetto.dev and
     chrome://tracing open it.

@@ -155,7 +155,7 @@ def _of(reason: str | None) -> str:
 
 
 async def show_with_records(cli: Cli, command: str, id: str, tell: Callable[[Cli, Story], None]) -> ExitCode:
-    """Show one thing with all that belongs to it, then its records as a table."""
+    """Show one object with its fields, then its records as a table."""
     from agentrl.cli import output
 
     async with cli.connect() as client:

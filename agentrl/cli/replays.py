@@ -16,7 +16,7 @@ from agentrl.errors import ExitCode, UsageError
 NAMES = typer.Argument(metavar="REPLAY|OPERATION...", help="Ids of replays, or the id of an operation.")
 Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)]
 MOST_CHARS = 2_000
-"""Of a result on screen; `--json` has more."""
+"""The most characters of a result on screen; `--json` has more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +60,8 @@ async def replay(
 ) -> ExitCode:
     """Execute recorded tool calls again, and compare the results.
 
-    Each runs in a session of its own, which earlier calls of the record rebuild first. The record stays as it is.
+    Each call runs in its own session; the earlier calls of the record are repeated first to rebuild its state. The
+    record stays unchanged.
     """
     from agentrl.cli.execute import act
     from agentrl.protocol.data_changes import ReplayCalls
@@ -175,7 +176,7 @@ async def exclude(cli: Cli, replays: Annotated[list[str], NAMES], note: Note = "
 
 
 async def stop(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
-    """Hold queued replays back. Those that run end."""
+    """Hold queued replays back. Running replays finish."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_changes import StopReplays
 
@@ -183,7 +184,7 @@ async def stop(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
 
 
 async def go_on(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
-    """Let replays go on that were held back."""
+    """Continue replays that were held back."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_changes import ContinueReplays
 

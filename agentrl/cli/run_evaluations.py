@@ -69,7 +69,7 @@ def version_of(place: Path) -> int | None:
 
 
 def read(cli: Cli, version: int) -> list[Attempt]:
-    """What has ended of the evaluation of a version."""
+    """The ended attempts of the evaluation of a version."""
     import asyncio
 
     from agentrl.client import long_answers

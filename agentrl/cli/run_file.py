@@ -42,7 +42,8 @@ def usual_file() -> Path | None:
 
 
 def chosen_file(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Path | None, tuple[str, ...]]:
-    """The run file and its settings: as named, or of the last `up` of the named run, or the file here."""
+    """The run file and its settings: the named file, or that of the last `up` of the named run, or the file in this
+    directory."""
     from agentrl.cli.up_transaction import last_up
 
     chosen_sets = tuple(sets or ())
@@ -137,7 +138,7 @@ def check(
 
 
 def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """Warnings about model, datasets, database, code and programs. Raises ConfigError with all that a unit would
+    """Warnings about model, datasets, database, code and programs. Raises ConfigError with everything that a unit would
     refuse."""
     from agentrl.config import file_checks, tool_lock
     from agentrl.config.validation_errors import combine_errors
@@ -155,14 +156,14 @@ def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
 
 def _read_inputs(loaded: Loaded, sets: Sequence[str]) -> list[dict[str, str]]:
-    """What a program found that reads model and datasets, and looks at the database."""
+    """The findings of a program that reads model and datasets, and checks the database."""
     import subprocess
 
     import msgspec
 
     # Another program reads them, because the command line imports nothing that can read them.
     command = [sys.executable, "-m", "agentrl.doctor", "--json", "--inputs", *(f"--set={one}" for one in sets)]
-    # In its own session, because Ctrl-C is for this command.
+    # The program has its own session, because Ctrl-C is meant for this command.
     done = subprocess.run(
         [*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False, start_new_session=True
     )

@@ -2,7 +2,7 @@
 
 Invariants:
 - No file of a run is removed while one of its processes may live.
-- `forget` keeps the run directory with logs and results; `wipe` keeps the configuration.
+- `runs forget` keeps the run directory with logs and results; `runs wipe` keeps the configuration.
 - The next command that creates or removes a run finishes a removal that was killed.
 """
 
@@ -84,7 +84,7 @@ class Forget(LocalTransaction):
 
 
 class Wipe(LocalTransaction):
-    """Deletes all data of a run, once its name was typed or given as `confirmation`."""
+    """Deletes all data of a run, after its name was typed or given as `confirmation`."""
 
     def __init__(self, cli: Cli, name: str, confirmation: str) -> None:
         super().__init__(cli)
@@ -122,7 +122,7 @@ class Wipe(LocalTransaction):
         return ExitCode.OK
 
     def _typed(self) -> bool:
-        """Whether a person types the name. Raises RefusedError for a script."""
+        """Whether a person types the name of the run. Raises RefusedError for a script."""
         effect = self.effect.sentence()
         if self.cli.json or not output.interactive():
             raise RefusedError(
@@ -133,8 +133,8 @@ class Wipe(LocalTransaction):
             return str(typer.prompt(question, default="", show_default=False, err=True)).strip() == self._name
 
     async def _wiping(self, *arguments: str) -> dict[str, Any]:
-        """Count the data of the run, or with `--wipe` delete it, by a program of the package that knows the
-        database.
+        """Count the data of the run, or with `--wipe` delete it. A program of the room that knows the database does
+        this.
         """
         place = self._place
         await refuse_if_up(place.name, place.state_dir, self._uuid)
@@ -181,7 +181,7 @@ async def other_hosts(state_dir: Path, act: str = "") -> dict[str, str]:
     except ValueError:
         found = {"failed": f"the program that does so ended with {process.returncode}"}
     if failed := found.get("failed"):
-        # A damaged journal must not keep a person from removing it.
+        # A damaged journal must not prevent a person from removing the run.
         output.note(f"agentrl: other hosts of the run are not known, so files may be left there: {failed}")
     hosts: dict[str, str] = found.get("hosts", {})
     return hosts
@@ -213,8 +213,8 @@ async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
 def remove_state(state_dir: Path) -> None:
     """Remove a state directory.
 
-    It is renamed first, so that no command finds half of it. A link to it goes last, so that a removal that was killed
-    can still find the directory.
+    It is renamed first, so that no command finds half of it. A link to it is removed last, so that after a killed
+    removal the directory can still be found.
     """
     place = state_dir.resolve()
     going = _renamed(place)
@@ -228,7 +228,8 @@ def remove_state(state_dir: Path) -> None:
 
 
 def finish_removals(home: Path) -> None:
-    """Finish removals that were killed. A directory that cannot be removed stays; its name collides with no run."""
+    """Finish removals that were killed. A directory that cannot be removed stays; its name cannot collide with a
+    run."""
     with contextlib.suppress(OSError):
         for found in list(home.iterdir()):
             going = _renamed(found.resolve()) if found.is_symlink() and not found.exists() else found
@@ -240,7 +241,7 @@ def finish_removals(home: Path) -> None:
 
 
 def _unlink(name: Path) -> None:
-    """Remove a link that leads nowhere. A run that is created again meanwhile has its directory before its link."""
+    """Remove a link that leads nowhere. If the run is created again meanwhile, its directory exists before its link."""
     if name.is_symlink() and not name.exists():
         name.unlink(missing_ok=True)
 

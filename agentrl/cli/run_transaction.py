@@ -2,7 +2,7 @@
 back.
 
 Invariants:
-- All preparations of a command are rolled back unless it was committed, for any end before that.
+- All preparations of a command are rolled back at any end before its commit.
 - Ctrl-C and SIGTERM before the commit roll back and report the remains; after it they end only the waiting.
 - A terminal that closes before the commit does not end the command, which continues without output.
 """
@@ -27,8 +27,8 @@ NOTHING_DONE = "Nothing was done."
 class Signals:
     """Handles Ctrl-C, SIGTERM and a closed terminal for the running command.
 
-    SIGHUP has a handler, not SIG_IGN, which the started processes would inherit. The streams of a closed terminal lead
-    to /dev/null, because writing to it would be an error.
+    SIGHUP has a handler instead of SIG_IGN, because started processes would inherit SIG_IGN. The streams of a closed
+    terminal lead to /dev/null, because writing to it would be an error.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Transaction:
         """Prepare everything that must precede the question. Raises if the command is impossible."""
 
     async def consent(self) -> bool:
-        """Whether the command may act. A dry run prints its effect here and has no consent."""
+        """Whether the command may act. A dry run prints its effect here and then returns no consent."""
         raise NotImplementedError
 
     async def act(self) -> None:

@@ -52,7 +52,7 @@ def refuse_if_in_use(place: Place) -> None:
     fresh, seen = marker.is_fresh(now), f"seen {max(0.0, now - marker.heartbeat_at):.0f} s ago"
     name, uuid = marker.name, marker.uuid
     if marker.boot_id != boot_id():
-        # Two coordinators on one run cannot be undone.
+        # The damage of two coordinators on one run cannot be undone.
         if fresh or is_written_anew(place.run_dir, marker):
             raise ConflictError(
                 f"The run {name} is up on host {marker.host}, {seen}.",
@@ -94,9 +94,8 @@ async def answers(name: str, timeout_s: float = 2.0) -> bool:
 
 
 async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, within_s: float | None = None) -> None:
-    """Start the host agent if no coordinator answers, and wait until one does.
-
-    The agent replaces a silent coordinator after `silent_s`, which this waits for, at most `within_s`.
+    """Start the host agent if no coordinator answers, and wait until one answers, at most `within_s`. The agent
+    replaces a silent coordinator after `silent_s`.
     """
     if await answers(place.name):
         return
@@ -129,7 +128,7 @@ async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, 
 
 
 async def _start_agent(place: Place) -> str:
-    """The output of the start. Raises if it failed; another start of the same run that came first is no failure."""
+    """The output of the start. Raises if it failed; if another start of the same run came first, that is no failure."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

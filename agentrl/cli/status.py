@@ -52,7 +52,7 @@ async def status(
 
 
 def healthy(report: StatusReport) -> bool:
-    """Whether the run works as desired: nothing is degraded, and no alert pages."""
+    """Whether the run works as desired: nothing is degraded, and there is no active alert of the severity `page`."""
     from agentrl.formatting.row_text import active_alerts
     from agentrl.protocol.rows import HEALTHY
 

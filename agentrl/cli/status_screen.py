@@ -141,7 +141,7 @@ def _groups(groups: list[GroupRow], *, down: bool) -> RenderableType:
 
 
 def _epoch(row: GroupRow) -> str:
-    """Of a gang: how often it has started, and why for the last time."""
+    """How often a gang has started, and the reason of its last start."""
     if not row.epoch:
         return ""
     return f"epoch {row.epoch}{f' after: {row.epoch_why}' if row.epoch > 1 and row.epoch_why else ''}"

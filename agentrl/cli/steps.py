@@ -41,7 +41,7 @@ async def list_steps(
 ) -> ExitCode:
     """List steps with their metrics.
 
-    `--sort -metrics.loss` finds the one behind a peak.
+    `--sort -metrics.loss` finds the step behind a peak.
     """
     query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await list_pages.show_page(cli, "list_steps", query, STEPS, right=STEPS_RIGHT, spare=STEPS_SPARE)
@@ -140,7 +140,7 @@ async def rollback(
         bool, typer.Option("--keep-knobs", help="Leave scientific knobs as they are; otherwise they go back too.")
     ] = False,
 ) -> ExitCode:
-    """Go on from an earlier checkpoint.
+    """Continue training from an earlier checkpoint.
 
     The trainer saves, then restarts from that checkpoint in a new lineage and publishes its weights. Later steps are
     undone and their tasks become free. The newest checkpoint stays, so another rollback undoes this one.
@@ -160,7 +160,7 @@ async def list_versions(
 ) -> ExitCode:
     """List published weights, and who serves them now.
 
-    With how far engines were off at the canary, and why others refused.
+    With the deviation of each engine at the canary, and the reasons of engines that refused a version.
     """
     query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await list_pages.show_page(

@@ -67,7 +67,7 @@ async def requeue(
     tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Ids of tasks, dead ones among them.")],
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept with them.", show_default=False)] = "",
 ) -> ExitCode:
-    """Sample tasks again, in their next round. What their present round has is given up."""
+    """Sample tasks again, in their next round. The results of their present round are given up."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_changes import RequeueTasks
 

@@ -33,7 +33,7 @@ async def restart(
 ) -> ExitCode:
     """Replace the processes of a tool server, or one of them.
 
-    Each ends when no session has it; the next one serves already. `--now` ends the sessions too.
+    Each process ends when no session uses it; its replacement already serves. `--now` ends the sessions too.
     """
     from agentrl.cli.execute import act_with
     from agentrl.protocol.tool_commands import RestartTool
@@ -89,14 +89,15 @@ async def run_program(
 ) -> ExitCode:
     """Run a program in a sandbox, within its limits.
 
-    It sees the files and processes of the sandbox only. The exit code is 1 if the program fails, 5 if there is none.
+    It sees only the files and processes of the sandbox. The exit code is 1 if the program fails, 5 if there is no such
+    program.
     """
     from agentrl.cli import output
     from agentrl.cli.execute import agreed, exit_code, finished, report_accepted, say_end
     from agentrl.protocol.tool_commands import ExecInSandbox
 
     async with cli.connect() as client:
-        # The coordinator knows what became of a sandbox with a whole id.
+        # For a complete id the coordinator can report what happened to the sandbox.
         id = sandbox if "/" in sandbox else (await _sandbox(client, sandbox)).id
         send = await agreed(cli, client, "exec_in_sandbox", ExecInSandbox(id, tuple(command), within, note))
         if send is None:

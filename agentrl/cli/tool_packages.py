@@ -1,6 +1,7 @@
 """Defines the commands `tools lock` and `tools environments`, and installs packages of tool servers for `up`.
 
-Another program does the work, because pip and npm take minutes and the command line imports nothing that runs them.
+Another program does the work, because pip and npm take minutes, and the command line does not import code that runs
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def install(cli: Cli, loaded: Loaded) -> None:
     found = {name: (server, kind) for name, server in loaded.config.tools.items() if (kind := packages_of(server))}
     if loaded.path is None or not loaded.config.environments or not found:
         return
-    # A run that is up would start with packages that nothing pins.
+    # Otherwise a run that is up would start servers with packages that are not pinned.
     if problem := next(problems_of(loaded.config, loaded.path), None):
         raise problem
     file = ToolLock.beside(loaded.path)
@@ -130,7 +131,7 @@ async def _carried_out(cli: Cli, arguments: list[str], text: str = "") -> list[d
                 await asyncio.wait([reading], timeout=_POLL_S)
                 if not reading.done():
                     if step:
-                        progress.step(step)  # again, for its age
+                        progress.step(step)  # repeated to update its age
                     continue
                 if not (line := reading.result()):
                     break
@@ -148,7 +149,7 @@ async def _carried_out(cli: Cli, arguments: list[str], text: str = "") -> list[d
             raise failure
     finally:
         if process.returncode is None:
-            # Its installers end with it, and what they began is removed.
+            # Its installers end with it, and incomplete installations are removed.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             await process.wait()

@@ -1,7 +1,7 @@
 """Calls the tools of a run before it starts, for `up` and `config check --tools`.
 
 Invariants:
-- Another program starts the servers, and nothing of it is left.
+- Another program starts the servers, and no process of it is left.
 - Tools of another host are not called here: they are named as untried.
 """
 
@@ -35,18 +35,18 @@ class Preflight(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know who starts the run."""
+        """Notes for the person who starts the run."""
         worked = [f"{counted(self.works, 'tools')} answered when called once"] if self.works else []
         return (*worked, *self.untried)
 
     def refuse_failures(self, hint: str) -> None:
-        """Raises ToolPreflightError."""
+        """Raises ToolPreflightError if a tool failed."""
         if self.failures:
             raise ToolPreflightError("\n".join(self.failures), hint=hint)
 
 
 def tried(cli: Cli, loaded: Loaded, *, installed: bool = True) -> Preflight:
-    """Calls every tool that may be called. Without `installed`, servers with packages are not started."""
+    """Calls every tool that may safely be called. Without `installed`, servers with packages are not started."""
     from agentrl.cli.child_program import at_hand, run_to_its_end
     from agentrl.cli.progress import Progress
     from agentrl.config.tool_lock import packages_of
@@ -78,7 +78,7 @@ def tried(cli: Cli, loaded: Loaded, *, installed: bool = True) -> Preflight:
 
 
 def _by_server(untried: Sequence[dict[str, Any]]) -> list[str]:
-    """One sentence each, because a server may have many tools."""
+    """One sentence for each server, because it may have many tools."""
     found = []
     for server in dict.fromkeys(each["server"] for each in untried):
         first, *others = (each for each in untried if each["server"] == server)

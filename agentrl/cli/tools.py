@@ -83,7 +83,7 @@ async def list_sandboxes(
     sort: Annotated[str, list_pages.sorting("tools sandboxes", "the most memory first")] = _MOST_MEMORY,
     limit: list_pages.Limit = 100,
 ) -> ExitCode:
-    """List the processes of tool servers, and what they use.
+    """List the processes of tool servers, and the resources that they use.
 
     `near` is how near it is to its memory limit, `files` the most open files of one process.
     """
@@ -112,7 +112,7 @@ async def list_sessions(cli: Cli, server: OnlyServer = "", limit: list_pages.Lim
 
 
 async def schema(cli: Cli, server: ServerName) -> ExitCode:
-    """Print the tools of a server as chat APIs take them.
+    """Print the tools of a server in the form of chat APIs.
 
     The output is JSON: the value of `tools` in a demonstration, or in a request.
     """
@@ -120,7 +120,7 @@ async def schema(cli: Cli, server: ServerName) -> ExitCode:
 
     async with cli.connect() as client:
         found = await client.list_tools(server=server, deadline_s=list_pages.ANSWER_WITHIN_S)
-    # Each toolbox has the same tools, so none is missing if one of them answered.
+    # All toolboxes have the same tools, so one answer is enough.
     tools = {row.id: row for row in found.rows}
     output.emit([_function(row) for row in tools.values()])
     return ExitCode.OK
@@ -194,7 +194,7 @@ _SPARE = ("files", "processes", "calls", "cpu")
 
 
 def _in_order(rows: Sequence[SandboxRow], sort: str, limit: int) -> list[SandboxRow]:
-    """The first rows of all toolboxes; each of them has sorted its own."""
+    """The first rows of all toolboxes together; each toolbox has sorted its own rows."""
     from datetime import UTC, datetime
 
     from agentrl.filters.fields import SANDBOXES

@@ -1,8 +1,8 @@
 """Defines the command `try`, which runs episodes of an environment without a run.
 
 Invariants:
-- The command only starts the program `daemons.trial` and shows its messages; nothing outlives it.
-- What a model or a tool wrote is shown as text that cannot act on a terminal.
+- The command only starts the program `daemons.trial` and shows its messages; no process outlives the command.
+- Text of a model or a tool is shown so that it cannot act on a terminal.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def try_episodes(
 ) -> ExitCode:
     """Try episodes of an environment, without a run.
 
-    It shows each turn, what the parser made of it, what tools gave, and the score by its parts.
+    It shows each turn, the parsed calls, the results of tools, and the score by its parts.
     """
     if episodes < 1:
         raise UsageError(f"-n {episodes}: at least one episode is tried.")

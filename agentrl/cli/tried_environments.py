@@ -1,4 +1,4 @@
-"""The configuration of environments that are tried or checked without a run."""
+"""Builds the configuration of environments that are tried or checked without a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _RUN_FILE = "name: trial\nmodel: {{build: tiny}}\nenvironments:\n{environments}"
 
 
 def found(named: Path) -> Path:
-    """The file, or that of an environment which an installed package has under this name. Raises ConfigError."""
+    """The named file, or the file of the environment that an installed package has under this name. Raises
+    ConfigError."""
     if named.exists():
         return named
     from agentrl.config.own_environments import installed
@@ -38,10 +39,10 @@ def configured(
     *,
     python: Path | None = None,
 ) -> RunConfig:
-    """A run with the environments of a Python file or the one of a word, or that of a run file."""
+    """A configuration with the environments of a Python file, with the environment of a word, or of a run file."""
     chosen = [*([f"model={{path: {model.absolute()}}}"] if model is not None else []), *(sets or [])]
     if (source := source_of(given)) is not None:
-        if source.kind == "harbor":  # It is relative to this directory; the run file is written elsewhere.
+        if source.kind == "harbor":  # The path is relative to this directory, but the run file is written elsewhere.
             source = Source(source.kind, str(Path(source.name).expanduser().absolute()))
         environment = environment_of(str(source), arguments, python)
         return _loaded(f"  {source.environment}: {json.dumps(environment)}\n", chosen)

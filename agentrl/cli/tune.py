@@ -1,7 +1,7 @@
 """Defines the command `tune`, which shows, previews, changes and restores knobs.
 
 Invariants:
-- A change is sent with the revision that the person saw, or with the one just read, so no change is overwritten unseen.
+- A change is sent with the revision that the person saw, or that was just read, so no unseen change is overwritten.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ async def stop(
         bool, typer.Option("--force", help="Confirm that a lost unit is dead, so that it may be replaced.")
     ] = False,
 ) -> ExitCode:
-    """Stop one unit until `restart` or `up` wants it again."""
+    """Stop one unit until `restart` or `up` starts it again."""
     from agentrl.cli.execute import act_with, with_incarnation
     from agentrl.protocol.control_commands import ForceStopped, Stop
 

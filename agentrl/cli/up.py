@@ -84,7 +84,7 @@ async def up(
                 for sentence in called.untried:
                     output.note(sentence)
         if config.logs:
-            # Of the host agent and the coordinator that this command starts.
+            # Variables of the host agent and the coordinator that this command starts.
             os.environ[log_format.VARIABLE] = config.logs
     elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
 
@@ -139,7 +139,7 @@ async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
 
 
 def _run_to_read(cli: Cli) -> OfflineRun:
-    """Raises if the run is not on this host or has no store."""
+    """The run to be read. Raises if it is not on this host or has no store."""
     from agentrl.cli.offline import run_on_this_host
 
     not_remote = "--read-only brings up a run of this host, not one behind a key."
@@ -153,10 +153,10 @@ def _run_to_read(cli: Cli) -> OfflineRun:
 
 
 def _check_inputs(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
-    """Check model, datasets, code and programs before any process is started. Raises ConfigError for what a unit would
-    refuse.
+    """Check model, datasets, code and programs before any process is started. Raises ConfigError for everything that a
+    unit would refuse.
 
-    A run that was not taken down has read them before, so for it the error is only a note.
+    A run that was not taken down has already read them, so for it the error is only a note.
     """
     from agentrl.cli import output
     from agentrl.client.run_processes import left_up
@@ -172,7 +172,7 @@ def _check_inputs(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
 
 
 def _note_left_out_settings(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
-    """Name the settings (--set) of this file's last `up` that this one does not have."""
+    """Name the settings (--set) of this file's last `up` that this `up` does not have."""
     from agentrl.cli import output
     from agentrl.cli.up_transaction import last_up
 

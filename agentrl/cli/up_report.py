@@ -25,7 +25,7 @@ async def report(
     """Print the report. A unit that became ready after `since` came up again; `line`: the JSON document is one line of
     several. Returns UNHEALTHY if a unit is not up.
     """
-    # The units as they are now, because a unit that came up may have died since.
+    # The present state of the units, because a unit that came up may have died since.
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
     not_up = {name: unit for name, unit in wanted.items() if _why_not_up(unit)}
     last_lines = await _last_lines(client, not_up.values())
@@ -36,7 +36,7 @@ async def report(
     if code is ExitCode.OK and not_up:
         code = ExitCode.UNHEALTHY
     kept = sorted(wanted.keys() - {*effect.starts, *effect.stops})
-    # A unit that was up for the coordinator may have been dead, for example after a power loss.
+    # A unit that the coordinator counted as up may have been dead, for example after a power loss.
     came_up = {name for name in kept if wanted[name].ready_at > since}
     summary: dict[str, Any] = {
         "kept": [name for name in kept if name not in came_up],
@@ -83,7 +83,8 @@ def _warms_up(unit: UnitRow) -> bool:
 
 
 def _why_not_up(unit: UnitRow) -> str:
-    """Empty if the unit does its whole work, is still warming up, or was a job that is done."""
+    """The reason why the unit is not up; empty if it does its whole work, is still warming up, or was a job that is
+    done."""
     if unit.done or _warms_up(unit):
         return ""
     if unit.state not in _UP:

@@ -55,7 +55,7 @@ _BRINGS_IT_UP = "`agentrl up` brings it up again."
 
 
 class BeginLock:
-    """The right to begin a run. It ends at any end of its holder."""
+    """The right to begin a run. It is released however its holder ends."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -69,19 +69,19 @@ class BeginLock:
             return None
         lock = cls(handle)
         try:
-            # On the directory itself, so that an undone run leaves no lock file.
+            # The lock is on the directory itself, so that an undone run leaves no lock file.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(handle), os.stat(state_dir)):
                 return lock
         except (BlockingIOError, FileNotFoundError):
             pass
         except OSError:
-            return lock  # the coordinator refuses a file system without locks, with a better sentence
+            return lock  # the coordinator refuses a file system without locks, with a better message
         lock.release()
         return None
 
     def release(self) -> None:
-        """Harmless if it was released before."""
+        """Releases the lock. Harmless if it is already released."""
         if self._handle >= 0:
             os.close(self._handle)
         self._handle = -1
@@ -98,13 +98,13 @@ class NewRun:
     new_state_dir: bool = False
     new_run_dir: bool = False
     started: bool = False
-    """Agent and coordinator were started for this command alone."""
+    """Whether agent and coordinator were started only for this command."""
     began_at: float = dataclasses.field(default_factory=time.time)
     lock: BeginLock | None = None
 
     @classmethod
     def create(cls, place: Place, file: Path | None, sets: tuple[str, ...], *, elsewhere: Path | None) -> NewRun:
-        """Create the run at that place unless it exists."""
+        """Create the run in its directory unless it exists."""
         finish_removals(paths.home())
         new_run_dir = not place.run_dir.exists()
         # An older directory may hold other files, and a link may lead to a disk that is not mounted now.
@@ -165,15 +165,15 @@ class NewRun:
             shutil.rmtree(self.place.run_dir / paths.PINS, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self.place.run_dir.rmdir()
-        # Last, because another `up` may create the run from then on.
+        # This comes last, because from then on another `up` may create the run.
         remove_state(state_dir)
 
 
 async def _end_keepers(place: Place) -> str:
     """End agent and coordinator of a run that is not up; they were started for a command that was not accepted.
 
-    They stay if the run is up: it had lost them while its units live, or another `up` was accepted meanwhile. Only the
-    coordinator knows that, at the moment of its `down`.
+    They stay if the run is up after all: because it had lost them while its units live, or another `up` was accepted
+    meanwhile. Only the coordinator knows this, at the moment of its `down`.
     """
     left = keepers_of(place.state_dir)
     with contextlib.suppress(AgentrlError):
@@ -191,21 +191,21 @@ async def _end_keepers(place: Place) -> str:
             if await _was_superseded(client, down.operation):
                 return _LEFT_TO_ANOTHER
         await end(await until_gone(left, _UNDONE_WITHIN_S))
-    # Not the processes of before: an agent may have restarted its coordinator.
+    # The processes are read again, because an agent may have restarted its coordinator.
     return what_lives(place) if keepers_of(place.state_dir) else NOTHING_CHANGED
 
 
 async def _was_superseded(client: Client, down: str) -> bool:
-    """Whether an `up` came after this `down`, which needs agent and coordinator."""
+    """Whether another `up`, which needs agent and coordinator, came after this `down`."""
     try:
         row = await client.wait(down, timeout_s=_UNDONE_WITHIN_S)
     except AgentrlError:
-        return False  # It ended before it could answer, or hangs.
+        return False  # The coordinator ended before it could answer, or it hangs.
     return row.state is OperationState.SUPERSEDED
 
 
 def what_lives(place: Place) -> str:
-    """Describe what is left of an `up` that ended before a unit was started."""
+    """Describe the remains of an `up` that ended before a unit was started."""
     names = ", ".join(f"{one.what} (pid {one.pid})" for one in keepers_of(place.state_dir))
     if not names:
         return "Nothing was started."

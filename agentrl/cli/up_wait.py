@@ -16,7 +16,7 @@ from agentrl.protocol.specs import Role
 
 _LOOK_EVERY_S = 0.5
 _MENDED_WITHIN_S = 15.0
-"""For samplers to read sections that hold without a restart, to ask a judge that was away, and to report its answer."""
+"""How long samplers need to read live sections again, to ask a judge that was away, and to report its answer."""
 
 
 async def until_complete(cli: Cli, client: Client, until: float) -> None:
@@ -31,7 +31,8 @@ async def until_complete(cli: Cli, client: Client, until: float) -> None:
 
 
 async def until_mended(cli: Cli, client: Client, changes: Sequence[str], until: float) -> None:
-    """If other models or judges changed, returns when no sampler has a problem, at that time or some seconds later."""
+    """If other models or judges changed, returns when no sampler has a problem, at the latest at that time or after
+    some seconds."""
     until = min(until, time.monotonic() + _MENDED_WITHIN_S)
     with Progress(cli) as progress:
         while (broken := may_be_mended(await unit_rows(client), changes)) and time.monotonic() < until:
@@ -40,7 +41,7 @@ async def until_mended(cli: Cli, client: Client, changes: Sequence[str], until: 
 
 
 def may_be_mended(units: Mapping[str, UnitRow], changes: Sequence[str]) -> tuple[str, ...]:
-    """The samplers whose problem may be what these changes of the run file mend."""
+    """The samplers whose problem these changes of the run file may solve."""
     if not any(change.startswith(tuple(f"{section}." for section in LIVE_SECTIONS)) for change in changes):
         return ()
     of_samplers = [unit for unit in units.values() if unit.role == Role.SAMPLER and unit.desired and unit.problems]

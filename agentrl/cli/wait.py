@@ -24,7 +24,7 @@ NUMBERS = {
     "evaluation_margin": "evaluation_margin",
     "evaluation_best": "evaluation_best",
 }
-"""The numbers of a condition, by the names of metrics of the trainer."""
+"""The numbers that a condition may use, by the names of metrics of the trainer."""
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +75,7 @@ async def wait(
 
 
 async def _first(client: Client, expression: Expression) -> tuple[dict[str, Any], ExitCode]:
-    """What is known when the wait ends. Raises if the condition can never hold."""
+    """The facts at the end of the wait. Raises if the condition can never hold."""
     from agentrl.client.client import CAUGHT_UP, RESET, SILENT
     from agentrl.filters.evaluate import matches
     from agentrl.protocol.rows import RunRow
@@ -106,7 +106,7 @@ async def _first(client: Client, expression: Expression) -> tuple[dict[str, Any]
 
 
 def facts_of(run: RunRow, rows: dict[str, AnyRow]) -> dict[str, Any]:
-    """What conditions are about."""
+    """The facts that conditions test."""
     from agentrl.protocol.rows import AlertRow, AlertState, UnitRow
 
     facts: dict[str, Any] = {"state": run.state, "reason": run.reason}
@@ -119,7 +119,7 @@ def facts_of(run: RunRow, rows: dict[str, AnyRow]) -> dict[str, Any]:
 
 
 def _end(run: RunRow, rows: dict[str, AnyRow]) -> ExitCode | None:
-    """The exit code if the condition cannot come true any more. Raises if the run was taken down."""
+    """The exit code if the condition can no longer hold. Raises if the run was taken down."""
     from agentrl.protocol.rows import FINISHED as RUN_FINISHED
     from agentrl.protocol.rows import UnitRow, UnitState
 

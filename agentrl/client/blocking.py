@@ -1,8 +1,8 @@
 """Provides the blocking client for notebooks and plain scripts.
 
 Invariants:
-- The client runs in an event loop of its own thread, so it also works where a loop is running already (as in a
-  notebook) and from any thread.
+- The client runs in an event loop in its own thread, so it works from any thread, even where a loop is already running
+  (as in a notebook).
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class BlockingClient:
         return sorted({*super().__dir__(), *(name for name in dir(self._client) if not name.startswith("_"))})
 
     def follow(self, kinds: tuple[str, ...] = ()) -> Iterator[tuple[str, AnyRow | None]]:
-        """As `Client.follow`: rows, changes and markers, without an end."""
+        """Like `Client.follow`: rows, changes and markers, without an end."""
         return self._each(self._client.follow(kinds))
 
     def watch(self, *names: str) -> Iterator[dict[str, Any]]:
-        """As `Client.watch`: the metrics of each new step, until the run ends."""
+        """Like `Client.watch`: the metrics of each new step, until the run ends."""
         return self._each(self._client.watch(*names))
 
     def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
@@ -79,7 +79,7 @@ class BlockingClient:
                 self._do(items.aclose())
 
     def close(self) -> None:
-        """Closing it again does nothing."""
+        """Closes the client. Closing it again does nothing."""
         if not self._loop.is_closed():
             self._do(self._client.__aexit__(None, None, None))
             self._stop_loop()

@@ -76,7 +76,7 @@ class Client(NotebookMethods):
         state_dir: Path | None = None,
         timeout_s: float = CONNECT_S,
     ) -> Self:
-        """A client of the named run, of a coordinator by key file or address, or of the only run that is up."""
+        """A client of the named run, of a coordinator given by key file or address, or of the only run that is up."""
         return cls(find(run, key_file=key_file, address=address, state_dir=state_dir), timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -183,7 +183,7 @@ class Client(NotebookMethods):
                 if left <= 0:
                     raise _unfinished(operation_id, timeout_s)
                 await feed.changed(left)
-                # Rows between the answer and the first message of the feed may be lost, so it queries again.
+                # Rows between the answer and the first message of the feed may be lost, so this queries again.
                 ask = feed.stale or feed.silent or not (received_before and feed.live) or _is_gone(feed.news.get(key))
 
     async def follow(
@@ -243,7 +243,8 @@ class Client(NotebookMethods):
                     f"The coordinator of {self.target.what} answers, but its feed at {self.target.feed} is silent.",
                     hint="Over tcp the feed has the port after the coordinator's: is it reachable?",
                 )
-            # Snapshot and feed must come from the same life of the coordinator; its next beat shows which one it is.
+            # Snapshot and feed must come from the same lifetime of the coordinator; its next beat shows which lifetime
+            # that is.
             await feed.changed(ASK_EVERY_S)
 
     async def _operation(self, operation_id: str, deadline: float | None) -> OperationRow:

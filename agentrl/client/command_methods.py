@@ -89,7 +89,7 @@ def _signature(spec: CommandSpec) -> inspect.Signature:
 
 
 class CommandMethods(ABC):
-    """All methods but `snapshot`, whose answer is a stream of rows."""
+    """All methods except `snapshot`, whose answer is a stream of rows."""
 
     @abstractmethod
     async def call(

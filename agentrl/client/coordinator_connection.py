@@ -1,4 +1,5 @@
-"""Keeps the connection of a client to the coordinator: hello, requests and answers, over reconnections and restarts.
+"""Keeps the connection of a client to the coordinator, with hello, requests and answers, through reconnections and
+restarts.
 
 Invariants:
 - A request keeps its id when it is sent again after a reconnection, so the coordinator carries it out once.
@@ -179,7 +180,7 @@ class CoordinatorConnection:
             if pending.sent or pending.answer.done():
                 continue
             now = time.monotonic()
-            # The deadline on the clock of the coordinator, whose time came with its welcome.
+            # The deadline on the clock of the coordinator, which sent its time in the welcome.
             deadline_ct = self.welcome.now_ct + (now - self._greeted_at) + max(0.0, pending.expires - now)
             frame = wire.encode(msgspec.structs.replace(pending.request, deadline_ct=deadline_ct))
             pending.rows.clear()

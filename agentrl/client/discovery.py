@@ -2,7 +2,7 @@
 
 Invariants:
 - A run is found by the arguments of the caller, else by the environment, else because it is the only one that is up.
-- If several runs fit, none is chosen and the error names them.
+- If several runs match, none is chosen, and the error names them.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def what_to_do(target: Target) -> str:
 
 
 def hint_of(state_dir: Path) -> str:
-    """The same for a run of this host. The hint must still be true a second later, also while the run is ending: a
-    coordinator that leaves removes its file, and a dead coordinator leaves it."""
+    """The hint for a run of this host. It must still be true a second later, even while the run is ending: a
+    coordinator that ends in order removes its file, and one that died leaves it."""
     silent, agents = coordinator_of(state_dir), agents_of(state_dir)
     if why := given_up(state_dir):
         return ended(f"Its host agent has given up starting it: {why}") + " Then `agentrl down`, and up again."
@@ -186,14 +186,14 @@ def hint_of(state_dir: Path) -> str:
 
 
 def forget_dead(state_dir: Path, run_uuid: str) -> None:
-    """After a proven end: remove the address of a coordinator that died and could not remove it itself."""
+    """After a proven end, removes the address of a coordinator that died and could not remove it."""
     if not keepers_of(state_dir):
         (state_dir / COORDINATOR_FILE).unlink(missing_ok=True)
         remove_sockets(run_uuid)
 
 
 def _is_listened_at(address: str) -> bool:
-    """Whether a process listens on the socket. From inside a container that process may be invisible."""
+    """Whether a process listens on the socket. Inside a container that process may be invisible."""
     with socket.socket(socket.AF_UNIX) as line:
         try:
             line.connect(address.removeprefix("ipc://"))

@@ -36,11 +36,11 @@ class FeedSubscription:
         self.epoch = ""
         self.seq = -1
         self.live = False
-        """A message arrived: from now on every loss is detected."""
+        """Whether a message has arrived; from then on every loss is detected."""
         self.complete_after = -1
         """The number of the last row that may have been sent before the subscription reached the coordinator."""
         self.stale = False
-        """Rows were lost, or the coordinator was restarted: a new snapshot is needed."""
+        """Whether a new snapshot is needed, because rows were lost or the coordinator was restarted."""
         self.news: dict[str, tuple[int, msgspec.Raw]] = {}
         """The newest row of each key, with its sequence number."""
         self._wanted = wanted
@@ -81,7 +81,7 @@ class FeedSubscription:
         return True
 
     def begin(self) -> None:
-        """Before a snapshot is requested: earlier losses no longer matter."""
+        """Call this before requesting a snapshot: earlier losses no longer matter."""
         self.stale = False
         self.news.clear()
 
@@ -98,7 +98,7 @@ class FeedSubscription:
         try:
             message = wire.decode_feed(frame)
         except ProtocolError as broken:
-            # A message that cannot be read is a lost row.
+            # A message that cannot be read counts as a lost row.
             _log.warning("the feed sent a message that this version cannot read: %s", broken)
             self.stale = True
             return

@@ -98,7 +98,7 @@ async def exported(
 
 
 async def evaluated(client: CommandMethods, version: int, *, deadline_s: float = ANSWER_S) -> list[Attempt]:
-    """All attempts that have ended of the evaluation of a version of the run."""
+    """All ended attempts of the evaluation of a version of the run."""
 
     async def ask(after: str, limit: int) -> tuple[Sequence[Attempt], str]:
         part = await client.show_evaluation(version, after=after, limit=limit, deadline_s=deadline_s)
@@ -110,9 +110,9 @@ async def evaluated(client: CommandMethods, version: int, *, deadline_s: float =
 async def in_parts(
     ask: Callable[[str, int], Awaitable[tuple[Sequence[T], str]]], *, at_once: int, limit: int | None = None
 ) -> list[T]:
-    """A list over as many answers as it takes, each with fewer entries if it was larger than a message.
-
-    `ask` gets where to go on and how many entries it may return, and returns them and where to go on; empty at the end.
+    """A list from as many answers as necessary; if an answer would exceed a message, it is asked for with fewer
+    entries. `ask` gets the position to continue from and the most entries to return; it returns entries and the next
+    position, which is empty at the end.
     """
     found: list[T] = []
     after = ""

@@ -1,8 +1,8 @@
-"""The methods for notebooks: records and metrics as tables, one record as a page, and new steps as they come.
+"""The methods for notebooks: records and metrics as tables, one record as a page, and new steps as they are committed.
 
 Invariants:
-- They ask by the commands of the table, so permissions, filters and names are those of everywhere else.
-- Nothing heavy is imported before its result is made.
+- They use the commands of the table, so permissions, filters and names are the same as everywhere else.
+- Heavy packages are imported only when their result is made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentrl.protocol.rows import FINISHED, AnyRow, RunRow, UnitRow
 Row = Mapping[str, Any]
 ANSWER_S = 60.0
 ROWS_AT_ONCE = 200
-"""A step has some hundred metrics, and an answer fits into a message."""
+"""This few, because a step has some hundred metrics and an answer must fit into a message."""
 COMMITTED = "status=committed"
 OF_STEP = ("step", "status", "lineage", "base_version", "committed_at", "duration_s")
 _OVER = (FINISHED, "stopped", "stopping")
@@ -41,7 +41,7 @@ class RecordView:
         """All turns; texts have marks where images are."""
         self.images = images
         self.others = others
-        """Calls of judges and other models for its sake."""
+        """Calls of judges and other models that the record caused."""
         self._run = run
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class RecordView:
 
 
 class NotebookMethods(CommandMethods):
-    """What `Client` has for notebooks."""
+    """The methods of `Client` for notebooks."""
 
     async def records(
         self, filter: str = "", *, sort: str = "", limit: int | None = 1000, form: tables.Form = "pandas"
@@ -98,7 +98,7 @@ class NotebookMethods(CommandMethods):
         return tables.table(rows, form, index="step", first=OF_STEP)
 
     async def record(self, id: str, *, chars: int = record_files.CHARS) -> RecordView:
-        """All of one record; the last line of a cell shows it as a page."""
+        """One complete record; as the last line of a cell it is shown as a page."""
         story = await record_files.whole_story(self, id, chars=chars, marks=True)
         images = await record_files.images(self, story)
         return RecordView(story, images, await record_files.of_other_models(self, id), self.run_name)
@@ -107,18 +107,18 @@ class NotebookMethods(CommandMethods):
         """The metrics of each step that is committed from now on, until the run ends."""
         last = await _rows(self.list_steps, {"filter": COMMITTED}, ROWS_AT_ONCE)
         seen = {str(row["id"]) for row in last}
-        # After a rollback, steps before those of `last` are among the newest that count.
+        # After a rollback, steps with smaller numbers than `last` may be the newest that count.
         begun = max((row["committed_at"] for row in last), default=None)
         reported = 0.0
         async with aclosing(self.follow(("run", "unit"))) as changes:
             async for _, row in changes:
                 over = isinstance(row, RunRow) and row.state in _OVER
-                # After a rollback steps have the same numbers again, so the number only says that there is a new one.
+                # After a rollback step numbers are used again, so a number only signals that there is a new step.
                 if over or _step_of(row) not in (0.0, reported):
                     try:
                         newest = await _rows(self.list_steps, {"filter": COMMITTED}, ROWS_AT_ONCE)
                     except UnavailableError:
-                        newest = []  # The steward ends with the run, or comes back and is asked again.
+                        newest = []  # The steward has ended with the run, or it comes back and is asked again.
                     else:
                         reported = _step_of(row) or reported
                     for found in reversed(newest):
@@ -128,7 +128,7 @@ class NotebookMethods(CommandMethods):
                 if over:
                     return
 
-    # ---- what the client has ----
+    # ---- methods that the client provides ----
 
     @property
     @abstractmethod
@@ -139,7 +139,7 @@ class NotebookMethods(CommandMethods):
 
 
 def _step_of(row: AnyRow | None) -> float:
-    """The last step of a trainer; 0 of any other row."""
+    """The last step of a trainer; 0 for any other row."""
     return row.metrics.get("step", 0.0) if isinstance(row, UnitRow) and row.role == "trainer" else 0.0
 
 
@@ -153,7 +153,7 @@ def _metrics_of(row: Row, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 async def _rows(ask: Callable[..., Coroutine[Any, Any, Page]], query: Row, limit: int | None) -> list[Row]:
-    """The rows of a list over as many pages as it takes."""
+    """The rows of a list from as many pages as necessary."""
 
     async def page(after: str, most: int) -> tuple[Sequence[Row], str]:
         found = await ask(**query, after=after, limit=most, deadline_s=ANSWER_S)

@@ -48,7 +48,7 @@ class OfflineRun:
         return bool(environments)
 
     async def read_logs(self, unit: str, *, incarnation: int = 0, offset: int = -65536, limit: int = 65536) -> LogChunk:
-        """As `Client.read_logs`; 0 is the newest incarnation with a log on this host."""
+        """Like `Client.read_logs`; 0 is the newest incarnation with a log on this host."""
         try:
             return await asyncio.to_thread(self._logs.read, unit, incarnation, offset, limit)
         except FileNotFoundError:
@@ -58,7 +58,7 @@ class OfflineRun:
             ) from None
 
     async def events(self, kinds: Iterable[str] = (), *, after_at: float = 0.0, limit: int = 200) -> Happenings:
-        """As `Client.events`."""
+        """Like `Client.events`."""
         # Clients may not import the package that reads the journal, so they run its program.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agentrl.control.offline_events", "--state-dir", str(self.state_dir)),

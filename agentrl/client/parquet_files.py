@@ -1,9 +1,9 @@
-"""Writes exported trajectories as Parquet: a row for each record, what belongs to it in lists of structures.
+"""Writes exported trajectories as Parquet: a row for each record, with its parts in lists of structures.
 
 Invariants:
 - The columns and their types are the same for every record, so files of several exports are one dataset.
 - Memory holds one row group, however many records there are.
-- What was written before an export broke off can be read.
+- If an export is interrupted, the rows written before can be read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, UsageError
 
 SUFFIX = ".parquet"
 GROUP_BYTES = 32 << 20
-"""Of JSON lines in a row group."""
+"""The size of a row group, measured as JSON lines."""
 _OF_RECORD: Mapping[str, str] = {
     **dict.fromkeys(("id", "task", "environment", "purpose", "status", "outcome", "outcome_class"), "string"),
     **dict.fromkeys(("error", "reason", "owner"), "string"),
@@ -57,7 +57,7 @@ _NESTED: Mapping[str, Mapping[str, str]] = {
     },
 }
 _SOURCES = {"turn_rows": "turns", "model_calls": "calls"}
-"""Names of the exported line, where those of the columns are others: `turns` is a number, as in lists."""
+"""Names in the exported line that differ from the columns: `turns` is a number, as in lists."""
 
 
 def arrow(module: str) -> Any:
@@ -151,7 +151,7 @@ class ParquetFile:
                 self._path.unlink()
 
     def write(self, lines: bytes) -> None:
-        """Whole lines of an export."""
+        """Writes whole lines of an export."""
         self._rows += [row(msgspec.json.decode(line)) for line in lines.splitlines() if line]
         self._bytes += len(lines)
         if self._bytes >= GROUP_BYTES:

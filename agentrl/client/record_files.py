@@ -1,8 +1,8 @@
-"""Gets all of one record, and writes what is made of it to a file.
+"""Gets one complete record, and writes its page or trace to a file.
 
 Invariants:
 - A record with more turns than fit into a message comes in several answers and is complete.
-- A file that exists is never overwritten, and one that cannot be written leaves nothing behind.
+- An existing file is never overwritten, and a failed write leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agentrl.protocol.data_commands import RecordStory
 
 ANSWER_S = 60.0
 CHARS = 100_000
-"""Of each text of a record, unless the caller wants all."""
+"""The most characters of each text of a record, unless the caller wants all."""
 TURNS_AT_ONCE = 64
 MOST_OF_OTHERS = 1000
 MOST_IMAGE_BYTES = 32 << 20
-"""Of all images of a page together; further ones are named in words."""
+"""The most bytes of all images of a page together; further images are named in words."""
 
 
 async def whole_story(
@@ -51,7 +51,7 @@ async def whole_story(
 
 
 async def images(client: CommandMethods, story: RecordStory, *, deadline_s: float = ANSWER_S) -> dict[str, bytes]:
-    """The images that a page of this record shows, by name, as long as they are stored and there is room."""
+    """The images that a page of this record shows, by name, if they are stored and while there is room."""
     from agentrl.formatting import record_page
 
     found: dict[str, bytes] = {}
@@ -81,7 +81,7 @@ async def _image(client: CommandMethods, name: str, room: int, deadline_s: float
 async def of_other_models(
     client: CommandMethods, record: str, *, deadline_s: float = ANSWER_S
 ) -> tuple[Mapping[str, Any], ...]:
-    """Calls of judges and other models for its sake, the oldest first."""
+    """Calls of judges and other models that the record caused, the oldest first."""
     found = await client.other_models(record=record, limit=MOST_OF_OTHERS, deadline_s=deadline_s)
     return found.calls[::-1]
 
@@ -106,7 +106,7 @@ def name_for(record: str, suffix: str) -> Path:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """UsageError if the file exists or cannot be written."""
+    """Writes a new file. Raises UsageError if the file exists or cannot be written."""
     try:
         with path.open("xb") as file:
             file.write(data)

@@ -71,18 +71,18 @@ def coordinator_of(state_dir: Path) -> RunProcess | None:
 
 
 def left_up(state_dir: Path) -> bool:
-    """Whether a run was brought up and not taken down since, even if all its processes are dead."""
+    """Whether a run was brought up and has not been taken down since, even if all its processes are dead."""
     return (state_dir / "coordinator.json").exists()
 
 
 def keepers_of(state_dir: Path) -> list[RunProcess]:
-    """Coordinator and host agents of this host that live."""
+    """The living coordinator and host agents of this host."""
     coordinator = coordinator_of(state_dir)
     return [*([coordinator] if coordinator is not None else []), *agents_of(state_dir)]
 
 
 def agents_of(state_dir: Path) -> list[RunProcess]:
-    """Host agents of this host that live."""
+    """The living host agents of this host."""
     found = (_living(f"host agent {file.parent.name}", file) for file in _agent_files(state_dir))
     return [living for living in found if living is not None]
 

@@ -2,8 +2,8 @@
 
 Invariants:
 - A field within a field is a column with a dotted name, as filters and `--sort` name it (`score_parts.right`).
-- pandas and pyarrow are imported when a table is made, and a missing one is named with its extra.
-- A row without a field has no value there; the order of rows stays.
+- pandas and pyarrow are imported when a table is made; if one is missing, the error names its extra.
+- A row that lacks a field has no value there; the order of rows is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _PACKAGES = {"pandas": "pandas", "arrow": "pyarrow"}
 
 
 def table(rows: Iterable[Mapping[str, Any]], form: Form, *, index: str = "", first: Sequence[str] = ()) -> Any:
-    """`first`: columns that there are in any case, before the others; `index`: of a DataFrame."""
+    """Makes a table. `first`: columns that always exist and come before the others; `index`: the index of a
+    DataFrame."""
     check(form)
     flat = [dict(_flat(row)) for row in rows]
     if form == "rows":
@@ -34,7 +35,7 @@ def table(rows: Iterable[Mapping[str, Any]], form: Form, *, index: str = "", fir
 
 
 def check(form: str) -> None:
-    """Raises before anything is asked for: UsageError for another form, ConfigError if a package is missing."""
+    """Checks before any request is sent. Raises UsageError for an unknown form, ConfigError if a package is missing."""
     if form not in FORMS:
         raise UsageError(f"There is no form {form!r} of a table.", hint=f"Forms are: {', '.join(FORMS)}.")
     if form != "rows":
