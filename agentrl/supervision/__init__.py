@@ -25,8 +25,9 @@ memory. The first death in a window restarts at once, then after 0.5, 1, 2 … 6
 replaced leaves a ghost: its old incarnation is killed when its host comes back, and no new incarnation starts while a
 ghost is on a reachable host.
 
-A gang is placed as a whole (`gang_placement`). Each start of it is an epoch; one death ends the epoch, and so does all
-else that takes a rank away or changes their number (`gangs.fault`). The next starts when nothing of the last is left.
+A gang is placed as a whole (`gang_placement`). Each start of it is an epoch. One death ends the epoch, and so does
+anything else that removes a rank or changes the number of ranks (`gangs.fault`). The next epoch starts when no process
+of the last one is left.
 
 An incarnation holds its devices from its start until no process of it is left; a ghost holds those of its incarnation.
 """

@@ -3,7 +3,7 @@
 Invariants:
 - An incarnation holds its devices from its start until no process of it is left, whatever its state is.
 - The holders of a device hold at most the whole of it together.
-- A device on which another process computes than those of its holders is given to no further unit.
+- If a process that belongs to none of its holders computes on a device, no further unit gets the device.
 - The same facts give the same choice.
 """
 
@@ -25,7 +25,7 @@ _COMMAND_CHARS = 40
 
 
 class Choices(msgspec.Struct):
-    """What is chosen on one host until its devices, those in the way or the holders change."""
+    """The choices on one host. They are valid until its devices, the processes on them or the holders change."""
 
     facts: HostFacts
     occupied: dict[str, str]
@@ -81,11 +81,12 @@ class HeldDevices:
         return self._choose(need, host)[0] if need else ()
 
     def islands_used(self, need: float, host: HostState) -> int:
-        """In how many islands the devices are that it would get."""
+        """The number of islands of the devices that it would get."""
         return self._choose(need, host)[1] if need else 0
 
     def _known(self, host: HostState) -> Choices:
-        """Thousands of units may be placed in one go, and each asks all hosts, of which few have changed."""
+        """Kept between calls: thousands of units may be placed at once, and each asks all hosts, few of which have
+        changed."""
         known = self._choices.get(host.host)
         if known is None or known.facts is not host.facts or known.occupied != host.occupied:
             known = self._choices[host.host] = Choices(host.facts, host.occupied)
@@ -101,18 +102,18 @@ class HeldDevices:
         return choice
 
     def whole(self, host: HostState) -> int:
-        """How many whole devices are free, but for slices: a program sees one of them at most."""
+        """How many whole devices are free. Slices count as one, because a program sees at most one slice."""
         free = self.free(host)
         return sum(1 for device in devices_of(host.facts) if free[device.id] == WHOLE and device.kind != "mig")
 
     def choose_whole(self, count: int, host: HostState) -> tuple[str, ...]:
-        """So many of them, those of an island next to each other."""
+        """Choose this many whole devices, ordered so that those of an island are adjacent."""
         devices = [device for device in devices_of(host.facts) if device.kind != "mig"]
         chosen = choose(count, devices, self.free(host)) if count else ()
         return tuple(device.id for island in islands_of(devices) for device in island if device.id in chosen)
 
     def refusal(self, need: float, host: HostState) -> str:
-        """Why a unit that needs so many cannot get them here; empty if it can."""
+        """Why a unit that needs this many cannot get them here; empty if it can."""
         if not need:
             return ""
         known = self._known(host)
@@ -158,7 +159,7 @@ def share_of(slot: Slot) -> float:
 
 
 def devices_of(facts: HostFacts) -> tuple[Device, ...]:
-    """The devices of a host. The agent of an earlier version only counts them."""
+    """The devices of a host. The agent of an earlier version reports only their number."""
     return facts.devices or tuple(Device(str(n), str(n), "declared") for n in range(facts.gpus))
 
 
@@ -177,7 +178,7 @@ def choose(need: float, devices: Sequence[Device], free: Mapping[str, int]) -> t
     if need < 1:
         share = round(need * WHOLE)
         whole = [device for device in devices if free[device.id] == WHOLE]
-        # Of devices that no unit shares yet, those of the smallest island come first.
+        # Among devices that no unit shares yet, those of the smallest island come first.
         enough = [device for device in devices if WHOLE > free[device.id] >= share]
         enough = sorted(enough, key=lambda device: free[device.id]) + [
             d for i in sorted(islands_of(whole), key=len) for d in i

@@ -124,7 +124,7 @@ class HostSilent(Event, frozen=True):
 
 
 class HostLeaving(Event, frozen=True):
-    """The agent of the host says that it ends at `until`. Its next hello takes that back."""
+    """The agent of the host reports that it ends at `until`. Its next hello cancels this."""
 
     host: str
     until: float
@@ -132,13 +132,13 @@ class HostLeaving(Event, frozen=True):
 
 
 class HostAwaited(Event, frozen=True):
-    """A host of the run file that a placement starts is not there yet, or not any more."""
+    """A host of the run file that a placement starts has not arrived yet, or is gone."""
 
     host: str
     why: str
-    """Empty: nobody starts it any more."""
+    """Why it is not there; empty if no placement starts it any more."""
     in_vain: bool = False
-    """Its start failed again and again. It is tried further, but no command waits for that."""
+    """Its start failed repeatedly. The tries go on, but no command waits for them."""
 
 
 class HostForgotten(Event, frozen=True):

@@ -2,7 +2,7 @@
 
 Invariants:
 - All ranks of an epoch start in one turn, after the epoch was persisted.
-- The end of an epoch reaches every rank: those that live are told to end, and those that were done are so no more.
+- The end of an epoch reaches every rank: living ranks are ended, and finished ranks no longer count as done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def start(life: Lifecycle, name: str, now: float) -> None:
-    """Start all ranks. There is a seat for each, and nothing of an earlier epoch is in the way."""
+    """Start all ranks. Call it only if there is a seat for each, and no process of an earlier epoch is left."""
     group, slots = life.state.groups[name], life.state.of_group(name)
     members = [slot for slot in slots if life.runs(slot)]
     for slot in members:
@@ -36,7 +36,7 @@ def start(life: Lifecycle, name: str, now: float) -> None:
 
 
 def end_if_over(life: Lifecycle, name: str) -> None:
-    """End the present epoch if a rank does not belong to it any more."""
+    """End the present epoch if a rank no longer belongs to it."""
     group = life.state.groups.get(name)
     if group is not None and group.spec.gang:
         why = gangs.fault(life.state, group, life.state.of_group(name), life.runs)
@@ -45,7 +45,7 @@ def end_if_over(life: Lifecycle, name: str) -> None:
 
 
 def break_up(life: Lifecycle, slot: Slot, why: str) -> None:
-    """The unplanned end of one rank is that of its epoch."""
+    """End the epoch because one rank ended unplanned."""
     group = life.state.groups.get(slot.group)
     if group is None or not group.spec.gang or slot.started_epoch != group.gang_epoch:
         return

@@ -1,7 +1,7 @@
 """Places all ranks of a gang, or none.
 
 Invariants:
-- A rank gets whole devices of its own. The ranks of one host have numbers that follow each other.
+- A rank gets whole devices of its own. The ranks of one host have consecutive numbers.
 - A gang is on as few hosts as possible, with equal parts on each of them if that is possible.
 - A gang is on several hosts only if each of them has a private address.
 - A gang that cannot be placed gets one sentence, which says which rank has no place and what it lacks.
@@ -30,7 +30,7 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class _Room(msgspec.Struct, frozen=True):
-    """How many ranks a host can take, and why not one more."""
+    """How many ranks a host can take, and why it cannot take another one."""
 
     ranks: int
     limit: str
@@ -47,7 +47,7 @@ def place_gang(
     held: HeldDevices,
     awaited: Mapping[str, str] = scheduling.NONE_AWAITED,
 ) -> tuple[list[Seat], str]:
-    """Return a seat for each rank, in their order, and ""; or none and the reason."""
+    """Return a seat for each rank, in their order, and ""; or no seats and the reason."""
     if not hosts:
         return [], scheduling.NO_HOST
     allowed = scheduling.allowed_hosts(spec, data_host)
@@ -73,7 +73,7 @@ def place_gang(
         scheduling.add_absent(refusals, allowed, hosts, awaited)
         placed = max(sum(room.ranks for room in apart.values()), *(room.ranks for room in rooms.values()))
         return [], f"no host can take rank {placed} of its {ranks} ({scheduling.sentence(refusals)})"
-    # Rank 0 is where the data is, if a part of the gang is there.
+    # Rank 0 is on the host with the data, if a part of the gang is there.
     order = sorted(parts, key=lambda name: (name != data_host, name))
     return [seat for name in order for seat in _seats(spec, parts[name], hosts[name], held)], ""
 

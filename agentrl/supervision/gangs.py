@@ -1,9 +1,9 @@
 """Decides when a gang may start, when its epoch is over, and which units an act on one of its ranks concerns.
 
 Invariants:
-- An epoch ends for all ranks: as soon as one of them does not belong to it any more, the others have to end.
-- A gang starts only if no process of it is left on any reachable host; and none is waited for on a host that is out of
-  reach, if its writes are fenced.
+- An epoch ends for all ranks: as soon as one of them no longer belongs to it, the others must end.
+- A gang starts only if no process of it is left on any reachable host. A process on an unreachable host does not delay
+  the start if its writes are fenced.
 - No two starts of a gang have the same epoch.
 """
 
@@ -19,7 +19,7 @@ from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import GroupState, Slot, State
 
 FIRST_PORT, PORTS = 29_500, 1_000
-"""Where the ranks of gangs meet: below the ports that the kernel gives to clients."""
+"""The ports at which the ranks of gangs meet, below the ports that the kernel gives to clients."""
 _GOES_ON = frozenset({S.STARTING, S.READY, S.SUSPECT, S.DRAINING, S.LOST})
 """A drain may be cancelled, and a lost rank may return. Until then the others may wait for it."""
 Runs = Callable[[Slot], bool]
@@ -59,8 +59,8 @@ def fault(state: State, group: GroupState, slots: Sequence[Slot], runs: Runs) ->
 
 
 def left_of(state: State, slot: Slot, *, of_gang: bool = False) -> str:
-    """Return what is left of the earlier incarnations of a unit, and must end before the next one starts. A rank of a
-    gang is not waited for if it is out of reach and its writes are fenced."""
+    """Return the earlier incarnations of a unit that must end before the next one starts. A rank of a gang that is out
+    of reach and whose writes are fenced is not among them."""
     out_of_reach = not slot.tree_gone and state.is_out_of_reach(slot)
     given_up = of_gang and out_of_reach and slot.spec is not None and slot.spec.fenced
     if not slot.tree_gone and not given_up:
@@ -91,7 +91,7 @@ def obstacle(state: State, slots: Sequence[Slot], runs: Runs, now: float) -> str
 def ranks_of(
     run: str, group: GroupState, members: Sequence[Slot], seats: Sequence[Seat], epoch: int
 ) -> list[tuple[Slot, Seat, Rank]]:
-    """The place of each member. `seats` has the seats of one host next to each other."""
+    """The place of each member. The seats of one host are adjacent in `seats`."""
     hosts = list(dict.fromkeys(seat.host for seat in seats))
     private = group.spec.private if len(hosts) > 1 else {}
     by_host = {host: [seat for seat in seats if seat.host == host] for host in hosts}
@@ -116,5 +116,6 @@ def ranks_of(
 
 
 def _port(run: str, group: str, epoch: int) -> int:
-    """Another one in each epoch: what is left of the last one, or another program, may have the port."""
+    """A different port in each epoch, because a leftover process of the last one, or another program, may have the
+    port."""
     return FIRST_PORT + (zlib.crc32(f"{run}/{group}".encode()) + epoch) % PORTS

@@ -21,7 +21,7 @@ class JoinedHost(msgspec.Struct, frozen=True):
 
     host: str
     key_hash: str = ""
-    """Of the key in its `host.json`; empty for the agent of an earlier version, which sends none."""
+    """The hash of the key in its `host.json`; empty for the agent of an earlier version, which sends no key."""
     machine_id: str = ""
     boot_id: str = ""
     access_key: str = ""
@@ -39,7 +39,7 @@ def hash_of(key: str) -> str:
 
 
 class JoinedHosts:
-    """The machines by the name of their host. Not the coordinator's own machine, which the kernel identifies."""
+    """The machines by the name of their host, without the coordinator's own machine, which the kernel identifies."""
 
     def __init__(self, known: dict[str, JoinedHost] | None = None) -> None:
         self._known = known or {}

@@ -44,7 +44,7 @@ class Lease(msgspec.Struct):
     loop_lag_s: float = 0.0
     health: Health = Health.WELL
     connects_until: float = 0.0
-    """Until then its silence may be that of its connection."""
+    """Until then its silence may be due to its connection."""
 
     @property
     def phase_ends(self) -> float | None:
@@ -89,7 +89,7 @@ class Leases:
         return lease
 
     def connects_again(self, name: str, now: float, within_s: float) -> None:
-        """The network of the peer is back, and its connection will be."""
+        """Note that the network of the peer is back, so its connection will return."""
         if (lease := self._leases.get(name)) is not None:
             lease.connects_until = now + within_s
 

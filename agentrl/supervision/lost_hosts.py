@@ -1,7 +1,7 @@
-"""Handles hosts that leave, that are not there, and that are forgotten.
+"""Handles hosts that leave, that are absent, and that are forgotten.
 
 Invariants:
-- A unit is declared dead only on a host that no order reaches.
+- A unit is declared dead only if its host cannot be reached.
 - A host is forgotten only when no incarnation may live on it.
 """
 
@@ -22,7 +22,7 @@ def leaving(life: Lifecycle, event: events.HostLeaving, now: float) -> None:
 
 
 def awaited(life: Lifecycle, event: events.HostAwaited) -> None:
-    """A placement says why a host is not there."""
+    """Handle the report of a placement on why a host is absent."""
     known = life.state.awaited
     if event.in_vain and event.why:
         life.state.in_vain.add(event.host)
@@ -47,7 +47,7 @@ def forgotten(life: Lifecycle, event: events.HostForgotten, now: float) -> None:
     if state.holds_units(event.host):
         return
     state.hosts.pop(event.host, None)
-    # The drain must not concern the next machine with that name.
+    # The drain must not apply to the next machine with that name.
     state.run.draining_hosts.discard(event.host)
     if not any(slot.unidentified for slot in state.slots.values()):
         state.run.hosts.discard(event.host)
@@ -56,7 +56,7 @@ def forgotten(life: Lifecycle, event: events.HostForgotten, now: float) -> None:
 
 
 def declare_dead(life: Lifecycle, slot: Slot, by: str, now: float, *, gone: str = "") -> None:
-    """`gone`: what took its host away; empty if an operator declares it."""
+    """Declare a unit dead. `gone`: what took its host away; empty if an operator declares the death."""
     if slot.tree_gone or not life.state.is_out_of_reach(slot):
         return
     life.abandon(slot)

@@ -1,8 +1,8 @@
 """Knows what pending units wait for, and where those that can start will run.
 
 Invariants:
-- All units of a group wait for the same thing, but for those that wait for their own earlier incarnations.
-- What a group waits for is computed once between two moves: thousands of units may wait for it.
+- All units of a group wait for the same thing, except those that wait for their own earlier incarnations.
+- What a group waits for is computed once between two changes, because thousands of units may wait for it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class PendingUnits:
         self._devices = devices
         self._runs = runs
         self._pending: dict[str, set[str]] = {}
-        """By group."""
+        """The pending units by group."""
         self._blocked_alone: set[str] = set()
-        """Those that wait for their own earlier incarnations."""
+        """Units that wait for their own earlier incarnations."""
         self._placed: dict[str, tuple[str, str]] = {}
         """Where the next unit of a group starts now, or the obstacle that its units wait for."""
         self._shown: dict[str, str] = {}
@@ -45,12 +45,12 @@ class PendingUnits:
         self._blocked_alone.discard(slot.unit)
 
     def recheck(self) -> None:
-        """Something has changed that units may wait for."""
+        """Note a change for which units may have waited."""
         self._placed.clear()
         self.to_recheck = True
 
     def that_may_move(self, now: float) -> set[str]:
-        """The pending units that can start, or wait for something else than they show. None if nothing was changed."""
+        """The pending units that can start, or whose shown reason is out of date. None if nothing has changed."""
         if not self.to_recheck:
             return set()
         self.to_recheck = False
@@ -79,7 +79,7 @@ class PendingUnits:
         return host, obstacle
 
     def seats(self, group: str) -> tuple[list[Seat], str]:
-        """Where the ranks of a gang start; or none, and the reason."""
+        """Where the ranks of a gang start; or no seats, and the reason."""
         state = self._state
         spec, ranks = state.groups[group].spec, sum(map(self._runs, state.of_group(group)))
         draining, use = state.run.draining_hosts, self._use.by_host

@@ -1,4 +1,4 @@
-"""Says on which hosts the units of a plan would run, before any of them is started.
+"""Predicts on which hosts the units of a plan would run, before any of them is started.
 
 Invariants:
 - The forecast uses the rule by which units are placed, in the same order, with the resources that the plan frees and
@@ -24,8 +24,8 @@ MOST_SENTENCES = 8
 def forecast(
     state: State, specs: Iterable[GroupSpec], starting: Iterable[str], ending: Iterable[str], *, without: str = ""
 ) -> tuple[str, ...]:
-    """Sentences about the units in `starting`, if those in `ending` have ended before, and the host `without` takes
-    none.
+    """Sentences about the units in `starting`, assuming that those in `ending` have ended, and that the host `without`
+    takes no units.
     """
     draining = {*state.run.draining_hosts, without}
     by_group = {spec.name: spec for spec in specs}
@@ -45,7 +45,7 @@ def forecast(
                 spec, len(ranks), state.hosts, draining, used, state.data_host, devices, state.awaited
             )
             seats |= dict(zip(ranks, found, strict=False))
-        # What did not fit for one unit fits for no later one of its group.
+        # If one unit does not fit, no later unit of its group does.
         host, reason = (seats[unit].host if unit in seats else ""), refused.get(spec.name, "")
         if not host and not reason:
             host, reason = place(spec, state.hosts, draining, used, state.data_host, devices, state.awaited)
@@ -66,6 +66,6 @@ def forecast(
 
 
 def _rank(specs: Mapping[str, GroupSpec], group: str) -> int:
-    """Groups start after those that they need, and units of one moment by name."""
+    """A sort key: groups start after the groups that they need, and units that start together are sorted by name."""
     needed = [name for name in specs[group].after if name in specs]
     return 1 + max((_rank(specs, name) for name in needed), default=0)

@@ -56,7 +56,7 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
 
 
 def _as_asked(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> Verdict:
-    """Decide on a restart that the unit requested. It is no death and never fatal; repeated requests within about a
+    """Decide on a restart that the unit requested. It is not a death and never fatal; repeated requests within about a
     minute are delayed.
     """
     slot.asked = [*(t for t in slot.asked if 0 <= now - t < times.backoff_max_s), now]
@@ -101,8 +101,8 @@ def _after_oom(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> 
 
 
 def share_history(dead: Slot, other: Slot) -> None:
-    """The ranks of a gang have one history: a gang of which another rank dies each time is given up as soon as one of
-    which the same rank does."""
+    """Gives the ranks of a gang one common history, so the limit on deaths is the same whether one rank dies repeatedly
+    or a different rank each time."""
     other.deaths, other.oom_deaths, other.asked = list(dead.deaths), list(dead.oom_deaths), list(dead.asked)
     other.failed_starts, other.refused_starts = dead.failed_starts, dead.refused_starts
 

@@ -2,8 +2,8 @@
 
 Invariants:
 - A unit is placed only on a connected, allowed host that is neither draining nor leaving and has the resources.
-- The data plane is placed on the host that has the data (the embedded database, checkpoints and weights), but for
-  groups that the run file places elsewhere.
+- The data plane is placed on the host that has the data (the embedded database, checkpoints and weights), except groups
+  that the run file places elsewhere.
 - A unit that cannot be placed gets one sentence with the reason.
 - A scale-down stops the units whose loss costs least.
 """
@@ -83,7 +83,7 @@ def place(
     awaited: Mapping[str, str] = NONE_AWAITED,
 ) -> tuple[str, str]:
     """Return (host, "") or ("", reason). The host whose devices are linked is preferred, then what the group prefers,
-    then the first name. `awaited` has the reasons why hosts are not there.
+    then the first name. `awaited` has the reasons why hosts are absent.
     """
     allowed = allowed_hosts(spec, data_host)
     among = frozenset(allowed)
@@ -107,7 +107,7 @@ def place(
 
 
 def _preference(spec: GroupSpec, use: Use) -> tuple[int, int, int]:
-    """Lower is better: near its group, then spread or packed, then with few other units."""
+    """A sort key, lower is better: near its group, then spread or packed, then with few other units."""
     own = use.groups.get(spec.name, 0)
     if spec.spread == "pack":
         return -use.groups.get(spec.near, 0), -own, -use.units
@@ -119,7 +119,7 @@ NO_HOST = "no host agent is connected"
 
 
 def allowed_hosts(spec: GroupSpec, data_host: str) -> tuple[str, ...]:
-    """Empty: any."""
+    """The hosts that may take a unit; empty means any."""
     return spec.hosts or ((data_host,) if spec.role is not Role.SIDECAR and data_host else ())
 
 
@@ -136,7 +136,7 @@ def why_not_allowed(spec: GroupSpec) -> str:
 def add_absent(
     refusals: dict[str, list[str]], allowed: Iterable[str], hosts: Container[str], awaited: Mapping[str, str]
 ) -> None:
-    """Add the hosts that may take a unit, and are not there."""
+    """Add the hosts that may take a unit but are absent."""
     for name in allowed:
         if name not in hosts:
             refusals.setdefault(awaited.get(name, "has not registered"), []).append(name)
@@ -180,7 +180,7 @@ def refusal_of(spec: GroupSpec, host: HostState, draining: bool, use: Use, held:
 
 def victims(slots: Iterable[Slot], how_many: int, idle: Collection[str], *, gang: bool = False) -> list[Slot]:
     """Return the units to stop: draining ones first, then those not ready, then the newest idle one, then the
-    newest. Of a gang, which starts again anyway, those with the highest numbers.
+    newest. For a gang, which starts again anyway, those with the highest numbers.
     """
 
     def cost(slot: Slot) -> tuple[int, float, int]:

@@ -14,13 +14,13 @@ class StopOrder:
     def __init__(self, state: State) -> None:
         self._state = state
         self._least: dict[str, int] = {}
-        """The least rank of the units that have not ended: of all, and of those of one host. Computed once between two
-        moves."""
+        """The least stop rank of the units that have not ended: of all units, and of the units of each host. Computed
+        once between two changes."""
         self.waiting: set[str] = set()
         """Units that stop after others."""
 
     def changed(self) -> None:
-        """A unit ended, started, was lost or was found."""
+        """Note that a unit ended, started, was lost or was found."""
         self._least.clear()
 
     def is_next(self, slot: Slot) -> bool:

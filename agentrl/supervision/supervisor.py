@@ -188,7 +188,7 @@ class Supervisor:
         connected = {name for name, host in self.state.hosts.items() if host.connected}
         for slot in self.state.slots.values():
             if slot.unidentified and self._possible_hosts(slot) <= connected:
-                # No ledger has it, so nothing of it is left, and this host can answer for all.
+                # No ledger has it, so no process of it is left, and the report of this host is enough.
                 self._assign(slot, event.host, slot.incarnation)
 
     def _assign(self, slot: Slot, host: str, incarnation: int, entry: UnitOnHost | None = None) -> None:

@@ -79,7 +79,7 @@ class Lifecycle:
         self._recheck_stop_order()
 
     def host_leaves(self, host: str, now: float) -> None:
-        """The units of the host end while their agent can still report it."""
+        """The host leaves: end its units while their agent can still report that."""
         self.host_changed(host)
         for slot in self.state.slots.values():
             if slot.host != host or slot.state not in WITH_PROCESS:
@@ -236,14 +236,14 @@ class Lifecycle:
             self.out.append(Publish("host", slot.host))
 
     def free_devices(self, slot: Slot) -> None:
-        """No process of the present incarnation is left."""
+        """Free the devices, because no process of the present incarnation is left."""
         self.devices.release(slot.host, slot.name)
         if slot.devices:
             self.out.append(Publish("host", slot.host))
         slot.devices = ()
 
     def devices_held(self, host: HostState, measured: tuple[DeviceUse, ...]) -> None:
-        """Other processes than those of the run may have begun or stopped to use devices."""
+        """Recheck placement, because processes outside of the run may have started or stopped using devices."""
         occupied = self.devices.occupied(host.host, measured)
         if occupied != host.occupied:
             host.occupied = occupied
@@ -332,7 +332,7 @@ class Lifecycle:
             self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
 
     def _lose_on_silent_host(self, slot: Slot, why: str, now: float) -> bool:
-        """A silent host executes no order: the unit is lost, because a wait for its end could last for ever."""
+        """Mark the unit as lost: a silent host executes no order, so a wait for its end could last for ever."""
         if not self.state.is_silent(slot.host):
             return False
         self.lose(slot, f"{why}; host {slot.host} is silent", now)

@@ -32,9 +32,9 @@ class RunState(msgspec.Struct):
     hosts: set[str] = set()
     """The hosts that were part of the run since its last `up`. `down` needs a report from each of them."""
     retired: dict[str, int] = {}
-    """By group: the highest incarnation of its slots that were forgotten. Later slots count on from there."""
+    """By group: the highest incarnation number of its forgotten slots. Later slots continue the numbers."""
     epochs: dict[str, int] = {}
-    """By gang that was forgotten: its last epoch. A later gang of that name counts on from there."""
+    """The last epoch of each forgotten gang. A later gang of that name continues the numbers."""
     reading: bool = False
     """Only the groups that are needed to read the run are up. The others do not change until an `up` of the whole
     run.
@@ -51,13 +51,13 @@ class GroupState(msgspec.Struct):
     """The operation that set the present count."""
     paused: bool = False
     gang_epoch: int = 0
-    """Of a gang: members of an older epoch are replaced. No two starts of the gang have the same one."""
+    """For a gang: members of an older epoch are replaced. No two starts of the gang have the same epoch."""
     gang_started: int = 0
-    """The epoch of its last start. A greater `gang_epoch` is that of its next one."""
+    """The epoch of its last start. If `gang_epoch` is greater, it belongs to the next start."""
     gang_why: str = ""
     """Why its last epoch ends or has ended."""
     gang_died: bool = False
-    """Because a rank died: what the others do in common cannot be completed."""
+    """True if it ended because a rank died, so that collective operations of the others cannot complete."""
     removed: bool = False
     """No longer in the run file; removed when its last unit has ended."""
 
@@ -69,7 +69,7 @@ class Ghost(msgspec.Struct, frozen=True):
     incarnation: int
     devices: tuple[str, ...] = ()
     share: float = 1.0
-    """Of each of these devices."""
+    """The share of each of these devices."""
 
 
 class Slot(msgspec.Struct):
@@ -106,7 +106,7 @@ class Slot(msgspec.Struct):
     spec: GroupSpec | None = None
     """The spec of the present incarnation."""
     devices: tuple[str, ...] = ()
-    """Given to it from its start until no process of it is left."""
+    """Its devices, from its start until no process of it is left."""
     rank: Rank | None = None
     """Its place in its gang."""
     started_generation: int = 0
@@ -162,7 +162,7 @@ class Slot(msgspec.Struct):
         self.timer = 0.0
 
     def shift_times(self, by_s: float) -> None:
-        """Move all times, because the clock that they were taken from was set."""
+        """Move all times, because the clock from which they were taken was changed."""
         for name in ("since", "ready_since", "continued_at", "phase_until", "timer"):
             if at := getattr(self, name):
                 setattr(self, name, at + by_s)
@@ -192,7 +192,7 @@ class HostState(msgspec.Struct):
     connected: bool = True
     since: float = 0.0
     occupied: dict[str, str] = {}
-    """By device: the process on it that is none of the units that it was given to."""
+    """By device: a process on it that belongs to none of the units that hold it."""
     leaving: str = ""
     """Why its agent is about to end; empty if it is not."""
     leaves_at: float = 0.0
@@ -208,13 +208,13 @@ class State(msgspec.Struct):
     slots: dict[str, Slot] = {}
     hosts: dict[str, HostState] = {}
     awaited: dict[str, str] = {}
-    """Why a host is not there that a placement starts. Not persisted."""
+    """Why a host that a placement starts is absent. Not persisted."""
     in_vain: set[str] = set()
-    """Those of them that cannot be started as it seems."""
+    """The absent hosts whose start failed repeatedly."""
     data_host: str = ""
     """The host of the coordinator, whose state directory has the database. Empty: not known, so any host."""
     run_id: str = ""
-    """Spreads the ports of gangs, so that those of several runs on one machine differ."""
+    """The uuid of the run. It varies the ports of gangs, so that several runs on one machine use different ports."""
     _members: dict[str, list[Slot]] = {}
     """Slots by group; outdated exactly if the number of slots differs from `_indexed`."""
     _indexed: int = 0
@@ -245,7 +245,7 @@ class State(msgspec.Struct):
         ]
 
     def leads(self, slot: Slot) -> bool:
-        """Return whether a unit speaks for its gang. One outside of a gang speaks for itself."""
+        """Return whether a unit represents its gang. A unit outside of a gang represents itself."""
         group = self.groups.get(slot.group)
         return slot.number == 0 or group is None or not group.spec.gang
 

@@ -3,7 +3,7 @@
 Invariants:
 - Any set of facts gives a graph.
 - A wait for a group is a wait for its least healthy unit.
-- Resources that are no units, that no unit describes and for which the same units wait, are one node.
+- Resources that are not units and that no unit describes become one node if the same units wait for them.
 - A wait reported by another unit counts only if a unit's own wait leads to it. If the reporter is broken, the wait
   leads to the reporter, because only the reporter could describe it.
 """

@@ -2,7 +2,7 @@
 
 Invariants:
 - unpacking gives back what was packed (log-probs as float32);
-- data of another format or of a broken length is refused, never guessed;
+- data of another format or with an invalid length is refused, never guessed;
 - empty bytes are an empty list: a field of a document that was never written.
 """
 
@@ -54,7 +54,7 @@ def length(data: bytes) -> int:
 
 
 def payload(data: bytes) -> bytes:
-    """The numbers alone, still little-endian. Raises BinaryFormatError."""
+    """The bytes of the numbers without the format byte, still little-endian. Raises BinaryFormatError."""
     if not data:
         return b""
     if data[0] != FORMAT:

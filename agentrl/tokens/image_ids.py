@@ -1,12 +1,12 @@
 """Ids of the tokens that show an image.
 
 A model has one placeholder token for all images, so its ids alone do not say which image a prompt shows. Here every
-token of an image has the id of that image instead, beyond all vocabularies. So whatever compares ids (the token tree, a
-cache, the packing of a batch) tells images apart, and stored tokens name the images that they show.
+token of an image has the id of that image instead, beyond all vocabularies. So all code that compares ids (the token
+tree, a cache, the packing of a batch) distinguishes images, and stored tokens name the images that they show.
 
 Invariants:
 - an id of an image is `FIRST` plus the number of the image in its run, and fits into 32 bits;
-- the tokens of an image stand together, all with one id; only an engine or a trainer turns them into the placeholder.
+- the tokens of an image are contiguous, all with one id; only an engine or a trainer turns them into the placeholder.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def number_of(token: int) -> int:
 
 
 def label(number: int) -> str:
-    """As people read it; nearly always the beginning of the hash of the image's bytes."""
+    """The number in a form for people; nearly always the beginning of the hash of the image's bytes."""
     return f"{number:07x}"
 
 
 def first_number(sha256: str) -> int:
-    """The number that an image gets if no other image of the run has it."""
+    """The number that an image gets unless another image of the run already has it."""
     return int(sha256[:7], 16)
 
 

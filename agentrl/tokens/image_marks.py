@@ -1,13 +1,12 @@
 """Marks that stand for images within text.
 
-Messages, results of tools and what is stored of them are texts. An image within a text is a mark: the name of the image
-between two characters that stand for an object in Unicode. So everything that keeps, compares or passes on texts does
-so with images.
+Messages and results of tools are stored as texts. An image within a text is a mark: the name of the image between two
+Unicode object replacement characters. So all code that stores, compares or passes on texts also handles images.
 
 Invariants:
 - text from outside is `plain`, so only this program writes marks;
-- a mark names an image that the run has stored by the hash of its bytes, before that where the image is from, or why
-  there is none.
+- a mark names a stored image by the hash of its bytes; before the image is stored, it names the image's source; if
+  there is no image, it gives the reason.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import Literal, NamedTuple
 CHARACTER = "\ufffc"
 REPLACED = "\ufffd"
 REFUSED = "refused: "
-"""Before the reason why there is no image."""
+"""The prefix of the reason why there is no image."""
 Replacement = Callable[[str], str]
-"""What stands in place of an image of this name."""
+"""Returns the text that replaces an image of this name."""
 _MARK = re.compile(f"{CHARACTER}([^{CHARACTER}]+){CHARACTER}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -33,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Text from outside, in which no mark is."""
+    """Text from outside, made free of marks."""
     return text.replace(CHARACTER, REPLACED) if CHARACTER in text else text
 
 
@@ -42,17 +41,17 @@ def mark(name: str) -> str:
 
 
 def refused(why: str) -> str:
-    """Instead of an image that cannot be shown."""
+    """The mark for an image that cannot be shown."""
     return mark(f"{REFUSED}{why}")
 
 
 def is_stored(name: str) -> bool:
-    """Whether it is the hash of a stored image."""
+    """Whether the name is the hash of a stored image."""
     return _HASH.fullmatch(name) is not None
 
 
 def names_in(*texts: str) -> list[str]:
-    """The images of these texts, in order; the same one as often as it is there."""
+    """The names of the images in these texts, in order, with repetitions."""
     return [name for text in texts if CHARACTER in text for name in _MARK.findall(text)]
 
 
@@ -68,12 +67,12 @@ def pieces(text: str) -> Iterator[Piece]:
 
 
 def replaced(text: str, by: Replacement) -> str:
-    """With something else in place of every image."""
+    """The text with a replacement for every image."""
     return _MARK.sub(lambda found: by(found[1]), text) if CHARACTER in text else text
 
 
 def shown(text: str) -> str:
-    """For people who see no images."""
+    """The text for people, with words in place of images."""
     return replaced(text, words)
 
 

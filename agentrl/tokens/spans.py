@@ -31,19 +31,19 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class StoredCall(msgspec.Struct, frozen=True):
-    """A call as it is stored: its prompt without what its base call has."""
+    """A stored call: its prompt lacks the part that its base call stores."""
 
     prompt: list[int]
     """The ids after `base_length`."""
     output: list[int]
     base: int | None = None
-    """Index of the call whose prompt and output begin like this prompt."""
+    """Index of the call whose prompt and output are the beginning of this prompt."""
     base_length: int = 0
 
 
 def stored_slice(span: Span, base_length: int, stored: int) -> slice:
-    """Where the tokens of a span stand in the stored output (model) or stored prompt (environment) of its call, which
-    has `stored` tokens. A span never lies in the part of the prompt that the base call stores."""
+    """The slice of the stored output (model) or stored prompt (environment) of its call that has the tokens of a span;
+    the call has `stored` tokens. A span is never in the part of the prompt that the base call stores."""
     start = span.start if span.kind == "model" else span.start - base_length
     if start < 0 or start + span.length > stored:
         raise ValueError(f"{span} points beyond the tokens that call {span.call} has")

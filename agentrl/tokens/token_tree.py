@@ -1,8 +1,8 @@
 """The token tree of one Record, grown call by call.
 
-Invariants: every call is rebuilt exactly from the tree; what a prompt has in common with anything earlier is stored
-once; every generated token is stored as generated, once, even where two calls happened to generate the same ids (they
-differ in log-probs and versions). A prompt that does not extend what is there branches where they part.
+Invariants: every call can be rebuilt exactly from the tree; the part of a prompt that equals earlier tokens is stored
+once; every generated token is stored once, as generated, even if two calls generated the same ids (they differ in
+log-probs and versions). A prompt that does not extend a path of the tree branches at the first different token.
 """
 
 from __future__ import annotations

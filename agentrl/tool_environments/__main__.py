@@ -94,7 +94,7 @@ def _listed(found: Sequence[environment_cache.Environment]) -> list[dict[str, ob
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """A terminated installation removes its directory, as one that fails."""
+    """Makes SIGTERM an exception, so that a terminated installation removes its directory like a failed one."""
     raise KeyboardInterrupt
 
 

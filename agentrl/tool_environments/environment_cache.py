@@ -1,8 +1,9 @@
-"""Keeps environments in the cache directory: builds them aside, lists them, and removes unused ones.
+"""Keeps environments in the cache directory: builds them in temporary directories, lists them, and removes unused ones.
 
 Invariants:
 - A directory without a leading dot is complete, unless something else damaged it.
-- One process builds an environment at a time. Its programs hold the lock with it, so it is free only if none is left.
+- One process builds an environment at a time. Its child programs share the lock, so the lock is free only when all have
+  ended.
 - An environment that a toolbox uses is not removed.
 """
 
@@ -61,7 +62,7 @@ def interpreters_of(place: Path) -> list[Path]:
 def make(
     place: Path, build: Callable[[Path, int], None], description: dict[str, object], on_wait: Callable[[str], None]
 ) -> bool:
-    """Build the environment unless it is there; returns whether this call built it.
+    """Build the environment unless it exists; returns whether this call built it.
 
     `build` gets a directory that does not exist and the lock to pass to its programs. `on_wait` gets a sentence while
     another process builds it.
@@ -115,7 +116,8 @@ def use(place: Path) -> None:
 
 
 def environments() -> list[Environment]:
-    """All environments, also damaged ones, the oldest first. One that another process removes now may be missing."""
+    """All environments, including damaged ones, the oldest first. An environment that another process removes now may
+    be missing."""
     found = []
     for place in _entries():
         if not place.name.startswith("."):
@@ -148,8 +150,8 @@ def _described(place: Path) -> Environment:
 
 
 def remove_unused() -> list[Environment]:
-    """Remove the environments that no process uses now, damaged ones too, and what interrupted installations and
-    removals left. Returns the removed environments."""
+    """Remove the environments that no process uses now, including damaged ones, and the leftovers of interrupted
+    installations and removals. Returns the removed environments."""
     removed = []
     for each in environments():
         with contextlib.suppress(FileNotFoundError):
@@ -171,7 +173,7 @@ def remove_unused() -> list[Environment]:
 
 
 def _exclusive(place: Path) -> int:
-    """The handle of an environment that nothing uses; -1 if something does."""
+    """Lock an environment that no process uses, and return the handle; -1 if one uses it."""
     handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,12 +21,13 @@ from agentrl.formatting.amounts import counted
 from agentrl.tool_environments import environment_cache, npm_packages, python_packages
 
 Report = Callable[[str], None]
-"""Gets a clause that says what is under way."""
+"""Gets a clause that says what is being done."""
 _KEY_DIGITS = 12
 
 
 def path_of(pins: dict[str, Any], what: str) -> Path:
-    """Where the environment is, or will be. Raises ConfigError if the lock was never made on such a host."""
+    """The path of the environment, whether or not it exists. Raises ConfigError if the packages were never locked on
+    such a host."""
     entry = pins["server"]
     if entry["kind"] == "python":
         of_host: Any = python_packages.pins_for_this_host(entry["pins"], what)
@@ -46,7 +47,8 @@ def environment_of(name: str, server: ToolServer, run_dir: Path) -> Path | None:
 
 
 def install(name: str, pins: dict[str, Any], report: Report) -> tuple[Path, bool]:
-    """Install the packages of a server unless they are; returns where, and whether this call did it."""
+    """Install the packages of a server unless they are installed. Returns the path, and whether this call installed
+    them."""
     entry = pins["server"]
     what = f"The packages of {name}"
     failed = f"{what} were not installed"
@@ -75,7 +77,7 @@ def install(name: str, pins: dict[str, Any], report: Report) -> tuple[Path, bool
 
 
 def node_for(what: str, wheel: dict[str, Any], report: Report) -> npm_packages.Node:
-    """The Node.js of this host, else that of the pinned wheel."""
+    """The Node.js of this host if it can be used, otherwise the one of the pinned wheel."""
     lacks = npm_packages.lacks_node()
     if not lacks:
         return npm_packages.node_of_host()

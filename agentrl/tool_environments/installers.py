@@ -1,8 +1,8 @@
 """Runs pip and npm, and finds the line of their output that says what went wrong.
 
 Invariants:
-- They have the environment and the configuration files of the person who installs, less what would make them install
-  elsewhere.
+- They have the environment and the configuration files of the person who installs, except settings that would make them
+  install elsewhere.
 - No password of an address is in a message.
 - An index that refuses downloads for now (429) is named within seconds, whatever time it asks to wait.
 """
@@ -22,7 +22,7 @@ WITHIN_S = 1_200.0
 PIP = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "0", "-vv")
 """pip's own retries wait as long as an index asks for. Only its most verbose output has the answer of an index."""
 _WAITS_S = (1.0, 4.0)
-"""Before the second and the third try, if the index is not reachable or refuses for now."""
+"""The pauses before the second and the third try, if the index cannot be reached or refuses for now."""
 _ELSEWHERE = ("PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
 _CODE = re.compile(r"^(code\s+)?(E[A-Z0-9]+|\d{3}|notarget)\b\s*")
@@ -43,7 +43,7 @@ def run(
     lock: int | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run an installer. Raises InstallError with `what` did not work, and its last useful line."""
+    """Run an installer. Raises InstallError that says which step (`what`) failed, with its last useful line."""
     for wait_s in (*_WAITS_S, None):
         reason = _failure(command, cwd=cwd, what=what, lock=lock, env=env)
         if not reason:
@@ -92,7 +92,7 @@ def reason_in(output: str) -> str:
     """The line that says why an installer failed; empty if there is none."""
     lines = [line.strip() for line in _PASSWORD.sub("", output).splitlines() if line.strip()]
     if pip := [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]:
-        # The last one is general for what cannot be resolved: a reference to documentation.
+        # If packages cannot be resolved, the last error line is only a reference to documentation.
         useful = [line for line in pip if "for help visit" not in line]
         return (useful or pip)[-1]
     npm = [line.partition(" ")[2].partition(" ")[2] for line in lines if line.startswith(("npm error", "npm ERR!"))]

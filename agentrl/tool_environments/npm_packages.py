@@ -25,7 +25,7 @@ LEAST_NODE = 20
 _ASK_WITHIN_S = 20.0
 _NAME = r"(?:@[\w.~-]+/)?[\w.~-]+"
 _WORD = re.compile(rf"{_NAME}(?:@(?:npm:{_NAME}@)?[\w.^~<>=|*+ -]*)?")
-"""A package of the registry. An address or a path has no hash, or runs code while it is pinned."""
+"""A package of the registry. Addresses and paths are refused: they have no hash, or run code while they are pinned."""
 _WANTED = re.compile(rf"(?:npm:{_NAME}@)?[\w.^~<>=|*+ -]*")
 _PLACE = re.compile(rf"node_modules/{_NAME}(?:/node_modules/{_NAME})*")
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?")
@@ -34,7 +34,7 @@ _OPTIONS = (
     *("--no-audit", "--no-fund", "--no-progress", "--no-update-notifier", "--loglevel=error"),
     "--fetch-retries=0",
 )
-"""npm itself would wait for more than a minute between its tries."""
+"""Shorter pauses between tries, because npm's default waits for more than a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def node_of_wheel(environment: Path) -> Node:
 
 
 def pins_of(packages: tuple[str, ...], node: Node, *, what: str) -> dict[str, Any]:
-    """npm's lock of these packages and all that they need, for every platform."""
+    """npm's lock of these packages and their dependencies, for every platform."""
     for word in packages:
         if not _WORD.fullmatch(word):
             raise ConfigError(

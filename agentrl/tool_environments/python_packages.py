@@ -29,13 +29,13 @@ _OF_PIN = {
 
 @functools.cache
 def this_platform() -> str:
-    """What the pins of a package depend on: the Python and the kind of the machine."""
+    """The platform on which pins depend: the Python version and the kind of the machine."""
     libc = platform.libc_ver()[0] or "musl"
     return f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}-{libc}"
 
 
 def interpreter() -> str:
-    """What an environment depends on."""
+    """The interpreter on which an environment depends."""
     return f"{sys.version} {sys.base_prefix}"
 
 
@@ -120,7 +120,7 @@ def install(pins: list[dict[str, Any]], place: Path, *, build: bool, final: Path
     pip += [] if build else _ONLY_WHEELS
     pip += ["--require-hashes", "--no-deps", "--no-compile", "--no-warn-script-location", "-r", str(requirements)]
     installers.run(pip, cwd=place, what=what, lock=lock)
-    # Byte code, which a sandbox cannot write; tracebacks shall name the final directory.
+    # Compile byte code now, because a sandbox cannot write it; tracebacks must name the final directory.
     compiling = [python, "-m", "compileall", "-q", "-s", str(place), "-p", str(final), str(place / "lib")]
     installers.run(compiling, cwd=place, what=what, lock=lock)
     for script in (place / "bin").iterdir():

@@ -51,7 +51,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why it does not serve, with its last lines."""
     sandbox: str = ""
-    """The sandbox that its processes have, and why it is weaker than configured; empty for a server behind a URL."""
+    """The sandbox of its processes, and why it is weaker than configured; empty for a server behind a URL."""
     sandbox_is_weaker: bool = False
     refused: int = 0
     """Connections that the network proxy refused to its sandboxes."""
@@ -59,7 +59,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     starts: int = 0
     """Number of starts, over all processes of a pool."""
     problem: str = ""
-    """Why a person should look at it: it does not come up. One failed start may be chance."""
+    """Why a person should look at it: it does not start. A single failed start may be chance and is not reported."""
     tools: int = 0
     sessions: int = 0
     running: int = 0
@@ -84,9 +84,9 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy: str = ""
     """What its health check found; empty if it works or was not checked."""
     memory_share: float = 0.0
-    """Of its memory limit, in the sandbox that is nearest to it; in steps of 5 %."""
+    """The used share of the memory limit in its fullest sandbox, in steps of 5 %."""
     fullest: str = ""
-    """That sandbox, with what it uses, from half of its limit on."""
+    """The fullest sandbox and its usage; empty below half of the limit."""
     last_failure: str = ""
     """The newest failure of a call for infrastructure; a circuit breaker hides it from later calls."""
 
@@ -111,9 +111,10 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     servers: tuple[str, ...]
     created: bool
-    """False if it was open already. True for a session that should exist means that its state is lost."""
+    """False if it was already open. If it is True for a session that should exist, its state is lost."""
     calls: tuple[str, ...] = ()
-    """The ids of all calls that it has begun to run. One that the caller does not know has changed its state."""
+    """The ids of all calls that it has begun to run. If the caller does not know one of them, the state of the session
+    differs from what the caller expects."""
     toolbox: str = ""
     """The incarnation of the toolbox."""
 
@@ -145,17 +146,18 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     """The result as text, or a sentence about what went wrong."""
     images: dict[str, bytes] = {}
-    """Those that the text names, by the hash of their bytes."""
+    """The images that the text names, by the hash of their bytes."""
     latency_s: float = 0.0
-    """Of the server, without the wait in the queue."""
+    """The latency of the server, without the wait in the queue."""
     reason: str = ""
     """For `lost`: what was lost; otherwise empty."""
     alone: bool = True
-    """For `lost`: whether it was the only lost call; of several, any may be the cause."""
+    """For `lost`: whether it was the only lost call. If several were lost, any of them may be the cause."""
     left_out: int = 0
     """Characters cut out of the middle."""
     breaker_open: bool = False
-    """An infrastructure failure after which the breaker is open: no evidence against the call."""
+    """True for an infrastructure failure after which the circuit breaker is open, so the call itself is probably not
+    the cause."""
     tried_again: AnswerStatus | NotAgain | Literal[""] = ""
     """The status of the same call in a fresh session, or why a failed call was not repeated. Empty if nothing
     failed, and without `try_again`."""

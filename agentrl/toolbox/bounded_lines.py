@@ -2,8 +2,8 @@
 
 Invariants:
 - No line is in memory as a whole if it is longer than WHOLE_BYTES.
-- Of a long JSON line the structure stays, and of each long string in it both ends: it remains valid JSON.
-- Reading gives the loop back after each SLICE_S, however many lines there are.
+- A long JSON line keeps its structure and both ends of each long string, so it remains valid JSON.
+- Reading yields to the event loop after each SLICE_S, however many lines there are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHOLE_BYTES = 1 << 20
 MOST_BYTES = 16 << 20
 """A line whose structure without long strings is longer is not read."""
 KEPT_BYTES = 1 << 20
-"""Of each end of a long string in a long line."""
+"""Bytes kept of each end of a long string in a long line."""
 HEAD_BYTES = 4096
 SLICE_S = 0.002
 _PIECE_BYTES = 1 << 16
@@ -103,7 +103,7 @@ class JsonShortener:
 
 
 def _whole_head(head: bytearray) -> bytes:
-    """Without half of an escape sequence or of a character at its end."""
+    """The beginning of a string, cut so that it does not end within an escape sequence or a character."""
     found = _WHOLE_CHARACTERS.match(head)
     whole = bytes(head[: found.end() if found else 0])
     for count in range(1, min(4, len(whole)) + 1):
@@ -113,7 +113,8 @@ def _whole_head(head: bytearray) -> bytes:
 
 
 def _whole_tail(tail: bytearray) -> bytes:
-    """Without half of an escape sequence or of a character at its beginning. An escape loses its backslash."""
+    """The end of a string, cut so that it does not begin within an escape sequence or a character. A cut escape loses
+    its backslash."""
     start = 0
     while start < len(tail) and tail[start] & 0xC0 == 0x80:
         start += 1
@@ -123,7 +124,7 @@ def _whole_tail(tail: bytearray) -> bytes:
 
 
 class _Line:
-    """One line under way."""
+    """The line that is being read."""
 
     def __init__(self, whole: int, most: int, *, shorten: bool) -> None:
         self._whole, self._most, self._shorten = whole, most, shorten

@@ -3,7 +3,7 @@
 Invariants:
 - An id means one call, while its session is open and for some time after, unless its session is forgotten.
 - An answer that is dropped to save memory leaves its id, so that the call is refused and not run again.
-- A refused call leaves nothing.
+- A refused call leaves no entry.
 """
 
 from __future__ import annotations

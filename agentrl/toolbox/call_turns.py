@@ -2,8 +2,8 @@
 
 Invariants:
 - A permit of the breaker is given back on every way out.
-- A call that did not run because its server forgot the connection is tried once more; one that may have run is not.
-- Replays neither ask the breaker nor teach it.
+- A call that did not run because its server forgot the connection is tried once more; a call that may have run is not.
+- The breaker neither stops nor counts replays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.toolbox.mcp_connection import Connection, SessionForgottenError
 from agentrl.toolbox.sessions import MOST_FAILURE_CHARS, Lease, Server
 
 TRIES = 2
-"""Of a call that did not run because its server had forgotten the connection."""
+"""How often to try a call that did not run because its server had forgotten the connection."""
 
 
 def refuse_if_broken(server: Server) -> None:
@@ -54,7 +54,7 @@ async def call_in_turn(call: Call, tool: ToolInfo, lease: Lease, requested_s: fl
     try:
         limit_s = server.config.timeout_s
         timeout_s = min(limit_s, requested_s) if requested_s > 0.0 else limit_s
-        # No breaker, no statistics and no second call for a replay: it is no evidence about the tool's use.
+        # No breaker, no statistics and no second call for a replay, because it says nothing about the tool in episodes.
         with_connection = _called if replays else _call_with_breaker
         for _ in range(TRIES):
             connection = await lease.connection()

@@ -19,7 +19,7 @@ from agentrl.policies.status_tables import BREAKER, Actor, BreakerStatus, check
 
 @dataclass(frozen=True, slots=True)
 class BreakerRule:
-    """When it opens and how it closes."""
+    """When the breaker opens and how it closes."""
 
     share: float = 0.5
     """It opens above this share of failures."""
@@ -31,12 +31,12 @@ class BreakerRule:
     """How long it stays open the first time; doubled after each failed probe."""
     open_most_s: float = 60.0
     probes: int = 3
-    """Calls that half-open lets out at once, and good answers that close it."""
+    """How many calls a half-open breaker lets out at once, and how many good answers in a row close it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """The permission of one call; it ends once, by `ended` or `abandoned`."""
+    """The permission for one call; it is returned once, by `ended` or `abandoned`."""
 
     era: int
     """The number of the state in which the call began."""

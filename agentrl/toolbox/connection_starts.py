@@ -1,8 +1,8 @@
-"""Starts the connections of one tool server, again and again: what pools and shared connections have in common.
+"""Starts and restarts the connections of one tool server: the common part of pools and shared connections.
 
 Invariants:
 - A server that died is started again: at once if it had lived for a while, otherwise after a growing delay.
-- Few servers start at the same time, and one that waits for something does not hold the others up.
+- Only a few servers start at the same time, and a server that waits for something does not delay the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STARTS_AT_ONCE = 2
 COMPUTES_S = 5.0
 """A start that takes longer waits for something and uses no core."""
 FAILURES = 2
-"""Failed starts in a row that are no chance."""
+"""This many failed starts in a row are not chance."""
 NOT_YET = "it is being started"
 LATELY_S = 300.0
 Connect = Callable[[], Connection]
@@ -106,11 +106,11 @@ class ConnectionSource(Protocol):
     def give_back(self, connection: Connection) -> None: ...
 
     def connections(self) -> list[Connection]:
-        """The open ones."""
+        """The open connections."""
         ...
 
     def replace_retired(self) -> None:
-        """Begin to replace connections that were marked as retired: each ends when no session has it."""
+        """Begin to replace connections that were marked as retired; each ends when no session uses it."""
         ...
 
 
@@ -248,7 +248,7 @@ class ConnectionStarter:
 
 
 class StarterState:
-    """What a server's starter knows of its starts and deaths."""
+    """What a starter knows about the starts and deaths of its server."""
 
     def __init__(self, starter: ConnectionStarter) -> None:
         self._starter = starter

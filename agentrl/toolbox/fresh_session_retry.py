@@ -1,9 +1,11 @@
-"""Repeats a failed call in a fresh session, to tell a broken tool from a call that breaks it.
+"""Repeats a failed call in a fresh session, to distinguish a broken tool from a call that breaks it.
 
 Invariants:
 - The second call has its own connection, which ends with it. No statistics and no breaker count it.
-- It is the policy's fault only if both calls fail alike while the tool works for others and fails for none of them.
-- Others are other sessions with other arguments: members of a group may all make the call that breaks the tool.
+- The failure is the policy's fault only if both calls fail alike while the tool works for others and fails for none of
+  them.
+- "Others" are other sessions with other arguments, because all members of a group may make the call that breaks the
+  tool.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from agentrl.toolbox.connection_starts import Connect, start_permit
 
 RECENT_S = 60.0
 MOST_REMEMBERED = 256
-"""Good calls of a tool, and as many failed ones."""
+"""How many good calls of a tool are remembered, and as many failed ones."""
 OPENED_WITHIN_S = 30.0
 """Includes the wait for other starts."""
 FRESH = "~fresh"

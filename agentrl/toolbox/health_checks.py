@@ -1,4 +1,5 @@
-"""Checks that tool servers work, by a call of a tool: a process may live and its port answer while every call hangs.
+"""Checks that tool servers work by calling a tool, because a process may run and its port answer while every call
+hangs.
 
 Invariants:
 - A check has a deadline, and changes no session: a pooled server with a declared tool gets a process of its own for it.

@@ -1,9 +1,9 @@
 """A tool server behind a URL: streamable HTTP, or the older transport over server-sent events (SSE).
 
 Invariants:
-- Memory for an answer is bounded: of each long string in it both ends are kept, and an endless answer is cut off.
+- Memory for an answer is bounded: each long string in it keeps only both ends, and an endless answer is cut off.
 - Headers, which have secrets, never follow a redirect to another host.
-- An answer that breaks off costs its own call, not the connection.
+- An answer that breaks off fails its own call, not the connection.
 - A message that the server refused because it has forgotten its MCP session did not run.
 """
 
@@ -27,15 +27,16 @@ from agentrl.toolbox.http_transport import transport_for
 from agentrl.toolbox.stdio_transport import Activity
 
 SSE_KEPT_BYTES = 200 << 10
-"""Of each end of a long string over SSE. The client of the SDK ends an SSE connection at an event of 1 MiB."""
+"""Bytes kept of each end of a long string over SSE, because the SDK's client ends an SSE connection at an event of 1
+MiB."""
 MOST_READ_BYTES = 512 << 20
-"""Of one answer, before it is shortened."""
+"""The most bytes of one answer before it is shortened."""
 CONNECT_WITHIN_S = 30.0
 EVENTS, JSON = "text/event-stream", "application/json"
 
 
 class Sent:
-    """What HTTP answered to the messages of one call."""
+    """How the server answered the HTTP requests of one call."""
 
     __slots__ = ("forgotten", "status")
 
@@ -96,7 +97,7 @@ class HttpPeer:
     async def _leave(self, request: httpx2.Request) -> None:
         """A hook for every request: a session whose server is gone is not closed there."""
         if request.method == "DELETE":
-            # Ends here if the connection broke, before anything connects again.
+            # Stops here if the connection broke, so that nothing connects again.
             await anyio.lowlevel.checkpoint()
             if self.ended.is_set():
                 raise httpx2.ConnectError(self._why)

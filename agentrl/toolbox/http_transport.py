@@ -2,7 +2,7 @@
 
 Invariants:
 - A request is sent once, and again only if nothing of it was sent: it may be a tool call.
-- A response that is left before its end takes its connection with it.
+- If a response is not read to its end, its connection is closed.
 - What a server sent cannot add a header to a request.
 """
 
@@ -18,7 +18,7 @@ from agentrl.http.http_client import CannotConnectError, ConnectionBrokenError, 
 
 
 def transport_for(url: str, *, connect_within_s: float) -> httpx2.AsyncBaseTransport | None:
-    """None for what the SDK's own transport has to carry: TLS, and a proxy that the environment names."""
+    """None for connections that need the SDK's own transport: TLS, or a proxy that the environment names."""
     proxies = getproxies()
     if not url.lower().startswith("http://") or "http" in proxies or "all" in proxies:
         return None

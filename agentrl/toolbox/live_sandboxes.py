@@ -2,7 +2,7 @@
 
 Invariants:
 - A sandbox has a number that no other sandbox of this toolbox gets.
-- Memory is bounded: of each server the newest lines are kept, and ended sandboxes are forgotten.
+- Memory is bounded: only the newest lines of each server are kept, and ended sandboxes are forgotten.
 - Each round measures a bounded number of sandboxes, outside of the loop; later rounds measure the others.
 """
 
@@ -25,7 +25,7 @@ MEASURE_EVERY_S = 2.0
 MEASURED_AT_ONCE = 200
 FULL_FROM, STEP = 0.5, 0.05
 MOST_LINES = 2_000
-"""Of each server, over all its sandboxes."""
+"""The most lines of each server, over all its sandboxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LoggedLine:
     """A line that a sandbox wrote to its log."""
 
     number: int
-    """Of all lines of the server, from 1."""
+    """The number of the line among all lines of the server, from 1."""
     at: float
     sandbox: str
     text: str
@@ -96,7 +96,7 @@ class LiveSandboxes:
         self._next = 0
 
     def watched(self, server: str, config: ToolServer, connect: Callable[[], Connection]) -> Callable[[], Connection]:
-        """`connect`, with the sandbox of each connection that it makes known here."""
+        """A function like `connect` that also registers the sandbox of each connection here."""
 
         def watch() -> Connection:
             connection = connect()
@@ -106,7 +106,7 @@ class LiveSandboxes:
         return watch
 
     def _add(self, server: str, config: ToolServer, connection: Connection) -> None:
-        """One to a server elsewhere has no sandbox."""
+        """Add a sandbox. A connection to a server elsewhere has none."""
         process = connection.peer
         if not isinstance(process, ServerProcess):
             return
@@ -119,7 +119,7 @@ class LiveSandboxes:
         self._all.append(sandbox)
 
     def living(self, server: str = "") -> list[LiveSandbox]:
-        """Those with a process, the oldest first."""
+        """The sandboxes with a running process, the oldest first."""
         self._all = [each for each in self._all if not each.is_over]
         return [each for each in self._all if each.process.pid is not None and server in ("", each.server)]
 
@@ -134,7 +134,8 @@ class LiveSandboxes:
         return next((each for each in self._all if each.connection is connection), None)
 
     def memory_share(self, server: str) -> float:
-        """How near the fullest sandbox of a server is to its limit, in steps, so that reports seldom change."""
+        """The used share of the memory limit in the fullest sandbox of a server, rounded to steps so that reports
+        seldom change."""
         return math.floor(max((_share(each) for each in self.living(server)), default=0.0) / STEP + 1e-6) * STEP
 
     def fullest(self, server: str) -> str:
@@ -143,7 +144,7 @@ class LiveSandboxes:
         return found.id if found is not None and _share(found) >= FULL_FROM else ""
 
     async def measure(self) -> None:
-        """Measure the next ones in turn."""
+        """Measure the next sandboxes in turn."""
         living = self.living()
         if not living:
             return

@@ -111,7 +111,7 @@ class Connection:
         self.purpose = ""
         """Why it was opened, if not for an episode."""
         self.retired = False
-        """An operator replaces it: no new session gets it, and its end is no death."""
+        """An operator replaces it: no new session gets it, and its end does not count as a death."""
         self.opened_at = 0.0
 
     @property
@@ -120,12 +120,12 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether the client and its process have ended."""
         return self._task.done() if self._task is not None else bool(self.why)
 
     @property
     def story(self) -> str:
-        """What is known of the server: how it ended, or that it runs, and its last lines."""
+        """What is known of the server: how it ended, or that it is running, and its last lines."""
         return self.peer.story
 
     async def open(self, within_s: float = START_WITHIN_S) -> None:
@@ -218,7 +218,7 @@ class Connection:
             self._checking = asyncio.create_task(self._check(), name=f"check {self.name}")
 
     def give_up(self, why: str) -> None:
-        """No call uses it any more; `close` waits for its end."""
+        """Stop using the connection; `close` waits for its end."""
         self._end_with(why)
         self.gone.set()
         self._stop.set()
@@ -340,7 +340,7 @@ class Connection:
     # ---- changes of the tools ----
 
     async def _hear(self, message: object) -> None:
-        """Servers of older protocols report a change without being subscribed to."""
+        """Handle a message of the server. Servers of older protocols report changes without a subscription."""
         if isinstance(message, types.ToolListChangedNotification) and self._client is not None:
             # A request within this handler would wait for its own answer.
             self._in_background(self._list_again(self._client))
@@ -401,7 +401,7 @@ class Connection:
 
 
 def _declared_effect(tool: types.Tool) -> ToolEffect | Literal[""]:
-    """What a tool changes by its own account.
+    """The effect that a tool declares.
 
     The effect that it declares is believed, because the operator chose the server, unless a standard hint contradicts
     it. Those hints can only make a replay more careful: a tool that only reads may still depend on its session.
@@ -420,7 +420,8 @@ def _declared_effect(tool: types.Tool) -> ToolEffect | Literal[""]:
 
 
 def _reads_only(hints: types.ToolAnnotations | None) -> bool:
-    """A tool that is idempotent may still delete something, once."""
+    """Whether the hints say that a tool changes nothing. An idempotent tool does not count, because it may still delete
+    something once."""
     if hints is None:
         return False
     return hints.read_only_hint is True or (hints.idempotent_hint is True and hints.destructive_hint is False)

@@ -2,7 +2,7 @@
 
 Invariants:
 - A connection has one session there for each server whose tools it calls; it opens them late and closes them all.
-- A refused call waits as long as the other side says, within its own deadline.
+- A refused call waits as long as the other side asks, within its own deadline.
 - A call has one id for all its requests, so it never runs twice.
 - Memory for an answer is bounded, and an answer of another form is a fault of the server.
 - A call that was given up ends there with its time limit or with its session.
@@ -41,7 +41,7 @@ MOST_TOOLS = 10_000
 MOST_MESSAGE_CHARS = 500
 CLOSED_WITHIN_S = 5.0
 WAIT_S = 1.0
-"""Before the next request, if the refusal names no time."""
+"""The pause before the next request, if the refusal names no time."""
 LEAST_S = 0.1
 _T = TypeVar("_T")
 
@@ -62,7 +62,7 @@ class McpapiConnection(Connection):
 
 
 class _FailedRequestError(RuntimeError):
-    """No answer of the documented form."""
+    """The answer does not have the documented form."""
 
 
 class _BrokenRequestError(_FailedRequestError):
@@ -78,7 +78,7 @@ class _RefusedError(_FailedRequestError):
 
 
 class _Client:
-    """Has what a connection uses of the client of the SDK."""
+    """Provides the part of the SDK's client that a connection uses."""
 
     server_info = None
 
@@ -234,7 +234,7 @@ class _Client:
             async with self._http.stream(method, f"{self._base}{path}", content=content, headers=headers) as answer:
                 is_json = answer.headers.get("content-type", "").lower().startswith(JSON)
                 if is_json:
-                    # The peer bounds what it passes on of JSON.
+                    # The peer bounds only JSON.
                     data = b"".join([piece async for piece in answer.aiter_bytes()])
         except httpx2.TransportError as broken:
             raise _BrokenRequestError(f"it cannot be reached ({str(broken) or type(broken).__name__})") from None

@@ -1,10 +1,11 @@
 """Calls every tool of a run once before the run starts, where that is safe.
 
 Invariants:
-- A tool is called only if it declares that it changes nothing beyond its session, or if somebody gave an example of its
-  arguments; every other tool is named as untried. A call that may have changed something beyond is never repeated.
+- A tool is called only if it declares that it changes nothing beyond its session, or if a person gave example
+  arguments; every other tool is reported as not tried. A call that may have changed something beyond its session is
+  never repeated.
 - Each tool ends as one that works, fails or is untried, with one sentence and what to do.
-- Servers are tried side by side, the tools of one server one after the other, in a session that ends with them.
+- Servers are tried in parallel, the tools of one server one after the other, in one session.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ from agentrl.toolservers.user_names import HIDDEN_TOOLS, NO_JSON, SETUP_TOOL
 
 LOOK_EVERY_S = 0.02
 TRIES = 2
-"""Of a call that fails for infrastructure, because once may be chance; of one that may have changed something one."""
+"""How often a call that fails for infrastructure is tried, because one failure may be chance. A call that may have
+changed something is tried once."""
 _MOST_SHOWN = 300
 _SAYS_NOTHING = "its server does not say that it changes nothing outside of its session"
 Verdict = Literal["works", "fails", "untried"]
 TaskOf = Callable[[str], Awaitable[Mapping[str, Any]]]
-"""What the state of a session of a server is made from."""
+"""Returns the data from which a server makes the state of a session."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one tool; `tool` is empty if it is the whole server."""
+    """The result for one tool, or for the whole server if `tool` is empty."""
 
     server: str
     tool: str = ""
@@ -55,8 +57,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 async def try_tools(
     config: RunConfig, names: Collection[str], show: Callable[[Trial], None], *, run_file: Path | None = None
 ) -> None:
-    """Start these servers of a run, and call their tools; nothing of that is left. `run_file` has the lock file of
-    packages beside it."""
+    """Start these servers of a run, call their tools, and end them again. The lock file of packages is beside
+    `run_file`."""
 
     async def task_of(server: str) -> Mapping[str, Any]:
         users = (each for each in config.environments.values() if server in each.tools)
@@ -75,10 +77,10 @@ async def try_tools(
 
 
 def _toolbox(config: RunConfig, names: Collection[str], folder: Path, run_file: Path | None) -> Toolbox:
-    """`folder` takes the place of the directory of a run that was never started."""
+    """A toolbox for the trial. `folder` replaces the run's directory if the run was never started."""
     run_dir = Path(config.dir) if Path(config.dir).is_dir() else folder
     if run_file is not None:
-        keep_pins(config, run_file, run_dir)  # Toolboxes find installed packages by them.
+        keep_pins(config, run_file, run_dir)  # Toolboxes find installed packages by their pins.
     return Toolbox(
         {name: config.tools[name].model_copy(update={"pool": 1}) for name in names},
         run_dir=run_dir,
@@ -88,7 +90,7 @@ def _toolbox(config: RunConfig, names: Collection[str], folder: Path, run_file: 
 
 
 async def _tried(toolbox: Toolbox, server: str, config: ToolServer, task_of: TaskOf) -> list[Trial]:
-    """All tools of one server. The toolbox must be running."""
+    """Try all tools of one server. The toolbox must be running."""
     info = await _started(toolbox, server)
     if not info.usable:
         return [_fails(server, "", f"the server does not start: {info.problem}", "Run its command by hand.")]
@@ -115,14 +117,14 @@ async def _tried(toolbox: Toolbox, server: str, config: ToolServer, task_of: Tas
 
 
 def example_of(tool: ToolInfo, config: ToolServer) -> Mapping[str, Any] | None:
-    """The arguments that somebody gave: in the run file, as its health check, or in its own declaration."""
+    """The example arguments of a tool: from the run file, from its health check, or from its own declaration."""
     if tool.name in config.examples:
         return config.examples[tool.name]
     return config.health.arguments if tool.name == config.health.tool else tool.example
 
 
 def _arguments(toolbox: Toolbox, tool: ToolInfo, config: ToolServer) -> Mapping[str, Any] | None:
-    """Those with which it may be called; None if it may not be called without a person who says so."""
+    """The arguments with which it may be called; None if only a person may decide to call it."""
     if (example := example_of(tool, config)) is not None:
         return example
     return arguments_for(tool.schema) if _is_safe(toolbox, tool) else None
@@ -156,12 +158,12 @@ class _Session:
         self._open = ""
 
     async def tried(self, tool: ToolInfo, arguments: Mapping[str, Any], *, given: bool) -> Trial:
-        """`given`: somebody gave the arguments, so the tool should take them."""
+        """`given`: a person gave the arguments, so the tool should accept them."""
         for left in reversed(range(TRIES)):
             try:
                 session = await self._opened()
                 answer = await self._call(session, tool.name, arguments)
-            except AgentrlError as refused:  # Such as that there is no dataset, whose first row makes the state.
+            except AgentrlError as refused:  # For example, there is no dataset whose first row makes the state.
                 await self.close()
                 if not left:
                     return _fails(self._server, tool.name, f"cannot be called: {refused.message}", refused.hint)

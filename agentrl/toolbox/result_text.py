@@ -1,7 +1,7 @@
 """The text that a model reads, from the result of an MCP server.
 
 Invariants:
-- The text is never longer than its limit, and keeps both ends. A mark of an image is in it whole or not at all.
+- The text is never longer than its limit, and keeps both ends. A mark of an image is kept whole or removed.
 - Content that is neither text nor an image becomes a placeholder; an image becomes a mark, if it is not too large.
 """
 
@@ -21,7 +21,7 @@ from agentrl.tokens.image_marks import CHARACTER, mark, plain
 from agentrl.toolservers.shortening import gap
 
 MOST_IMAGE_BYTES = 8 << 20
-"""Of all images of a result. Others become a placeholder."""
+"""The most bytes of all images of a result. Further images become a placeholder."""
 
 _GAP = re.compile(re.escape(gap(0)).replace("0", r"(\d+)"))
 FAULT_KEY = "agentrl/fault"
@@ -30,7 +30,7 @@ FAULT_KEY = "agentrl/fault"
 
 def cut(text: str, most_chars: int) -> tuple[str, int]:
     """The text, without its middle if it is too long, and the number of characters left out."""
-    # The transport may have left out a part already.
+    # The transport may already have left out a part.
     gaps = list(_GAP.finditer(text))
     before = sum(int(found[1]) for found in gaps)
     if len(text) <= most_chars:
@@ -49,8 +49,8 @@ def cut(text: str, most_chars: int) -> tuple[str, int]:
 
 
 def text_of(result: types.CallToolResult, images: Mapping[str, bytes] = MappingProxyType({})) -> str:
-    """All content blocks, one after another; the structured content if there are no blocks. `images` are named where
-    they stand."""
+    """The text of all content blocks in order, or of the structured content if there are no blocks. Marks name `images`
+    at their places."""
     if not result.content and result.structured_content is not None:
         return plain(json.dumps(result.structured_content, ensure_ascii=False))
     names = {data: name for name, data in images.items()}
@@ -58,7 +58,7 @@ def text_of(result: types.CallToolResult, images: Mapping[str, bytes] = MappingP
 
 
 def images_of(result: types.CallToolResult) -> dict[str, bytes]:
-    """The images of a result by the hash of their bytes, as far as they are not too large together."""
+    """The images of a result by the hash of their bytes, up to the limit on their total size."""
     found: dict[str, bytes] = {}
     for block in result.content:
         data = _data_of(block)

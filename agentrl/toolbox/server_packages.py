@@ -29,7 +29,7 @@ class ServerPackages:
         self._one_at_a_time = asyncio.Lock()
 
     async def installed(self, on_step: Callable[[str], None]) -> None:
-        """Return when the environment is there; from then on it is not removed. `on_step` gets what is under way.
+        """Return when the environment exists; from then on it is not removed. `on_step` gets the present step.
 
         Raises AgentrlError.
         """
@@ -71,7 +71,7 @@ class ServerPackages:
 
 
 def _is_in_use(place: Path) -> bool:
-    """Whether the environment is there and this process uses it from now on."""
+    """Whether the environment exists. If so, this process uses it from now on."""
     try:
         if not environment_cache.is_usable(place):
             return False

@@ -1,7 +1,7 @@
-"""The processes of one tool server that each serve one session: some ready, the others lent.
+"""The processes of one tool server that each serve one session: some are ready, the others are in use.
 
 Invariants:
-- A process serves one session and is then ended, unless it was never called.
+- A process serves one session and is then ended, unless it got no call.
 - Sessions get processes in the order in which they came.
 """
 
@@ -23,13 +23,13 @@ from agentrl.toolbox.mcp_connection import Connection
 
 log = logging.getLogger("toolbox")
 COMES_AGAIN_S = 10.0
-"""A session that was refused a process is requested again sooner than this."""
+"""A session that was refused is requested again within this time."""
 SIZED_EVERY_S = 5.0
-"""A pool without sessions shrinks as often."""
+"""How often a pool without sessions shrinks."""
 
 
 class OwnProcesses:
-    """A process for each session that replays calls on a `process` server, beside the pool: as many as the pool has."""
+    """Processes for sessions that replay calls on a `process` server, separate from the pool, and at most as many."""
 
     def __init__(self, connect: Connect, gate: asyncio.Semaphore, size: int, *, within_s: float) -> None:
         self._connect = connect
@@ -117,8 +117,8 @@ class ProcessPool(StarterState):
 
     @property
     def short_s(self) -> float:
-        """How long there have been more sessions than processes; 0 if there are enough. Refused sessions come again
-        after some seconds."""
+        """How long there have been more sessions than processes; 0 if there are enough. Refused sessions are requested
+        again after some seconds."""
         now = time.monotonic()
         is_short = bool(self._waiting) or (not self._idle and now - self._refused_at < COMES_AGAIN_S)
         return now - self._short_since if is_short and self.serving else 0.0
@@ -185,7 +185,7 @@ class ProcessPool(StarterState):
         return connection
 
     def _forget(self, turn: asyncio.Future[Connection]) -> None:
-        """Remove a waiter. It may have got a connection at the same moment, which goes to the next."""
+        """Remove a waiter. If it got a connection at the same moment, the next waiter gets that connection."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(turn)
         if turn.done() and not turn.cancelled():
@@ -197,7 +197,7 @@ class ProcessPool(StarterState):
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                # Counted now, because the waiter runs only later.
+                # Counted now, because the task of the waiter runs later.
                 turn.set_result(self._lend(connection))
                 return
         self._idle.append(connection)
@@ -249,7 +249,7 @@ class ProcessPool(StarterState):
             await self._watch(connection)
 
     async def _watch(self, connection: Connection) -> None:
-        """Replace an idle connection that ends; the session notices the end of a lent one."""
+        """Replace an idle connection that ends. For a connection in use, its session notices the end."""
         await connection.gone.wait()
         if connection in self._taken and not connection.retired:
             self._starter.count_death(connection)

@@ -28,7 +28,7 @@ REPORT_EVERY_S = 2.0
 WRITE_WITHIN_S = 10.0
 MOST_WAIT_S = 10.0
 SHORT_AT_MOST_S = 60.0
-"""Sessions may wait this long for a process; longer, the pool is too small."""
+"""If sessions wait longer than this for a process, the pool is too small."""
 State = Literal["starting", "serving", "draining", "gone"]
 
 
@@ -72,7 +72,8 @@ class ServiceReporter:
             await service_registry.report(self._database, document)
 
     async def leave(self, state: Literal["draining", "gone"]) -> None:
-        """Write at once that no new session should come; without the store, silence shows it later."""
+        """Write at once that no new session should be opened; without the store, the silence of the toolbox shows it
+        later."""
         self.state = state
         try:
             await self.report()
@@ -101,7 +102,8 @@ def starting(servers: Iterable[ServerInfo]) -> str:
 
 
 def waits_of(unit: str, servers: Iterable[ServerInfo]) -> list[Wait]:
-    """The pools with fewer processes than sessions, for `agentrl why`: samplers only know that the toolbox is busy."""
+    """The waits for pools with fewer processes than sessions, for `agentrl why`, because samplers only know that the
+    toolbox is busy."""
     return [
         Wait(
             f"tool server {server.id}",

@@ -2,7 +2,7 @@
 
 Invariants:
 - A session reserves all its servers or none.
-- A session that called a stateful server gets no other connection to it: if that ends, the session is lost.
+- A session that called a stateful server gets no other connection to it: if the connection ends, the session is lost.
 - All sessions reserve servers in the same order, so two sessions never wait for each other.
 """
 
@@ -39,7 +39,7 @@ class Server:
     retry: FreshSessionRetry
     connect: Connect
     own: OwnProcesses | None = None
-    """Of a server with a pool: the processes of sessions that replay calls."""
+    """For a server with a pool: the processes of sessions that replay calls."""
     turns: asyncio.Semaphore = field(init=False)
     tools: dict[str, ToolInfo] = field(default_factory=dict)
     sessions: int = 0
@@ -104,7 +104,7 @@ class Lease:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Once: a source counts who has a connection."""
+        """Give the connection back once, because its source counts the sessions that have it."""
         if self._has_it:
             self._has_it = False
             self._source.give_back(self._connection)
@@ -124,13 +124,13 @@ class Session:
         self.begun: list[str] = []
         """The ids of all its calls."""
         self.failed = 0
-        """Calls that did not end by an answer of their tool."""
+        """Calls that ended without an answer of their tool."""
         self.last_failure = ""
         self.closing = False
         self.released = False
-        """An operator closed it, so its calls are no evidence about their tools."""
+        """An operator closed it, so its cancelled calls say nothing about their tools."""
         self.cancelled = CallAnswer(status="cancelled", content="The session was closed.")
-        """The answer of the calls that its end cancels."""
+        """The answer to calls that the end of the session cancels."""
 
     @property
     def servers(self) -> tuple[str, ...]:

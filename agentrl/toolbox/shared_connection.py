@@ -1,7 +1,7 @@
 """One connection of a tool server for all sessions, for servers whose session mode is `shared` or `keyed`.
 
 Invariants:
-- A connection that an operator replaces serves until the next one does, and ends when no session has it.
+- A connection that an operator replaces serves until its successor does, and ends when no session uses it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SharedConnection(StarterState):
         self._retired = asyncio.Event()
         self._users: Counter[Connection] = Counter()
         self._leaving: dict[Connection, asyncio.Task[None]] = {}
-        """Replaced ones that sessions still have."""
+        """Replaced connections that sessions still use."""
         self.starts = 0
 
     @property
@@ -48,7 +48,7 @@ class SharedConnection(StarterState):
                     self._leave(before)
                 await self._until_gone_or_retired(connection)
                 if not connection.gone.is_set():
-                    continue  # it serves until the next one does
+                    continue  # it serves until its successor does
                 self._connection = None
                 if not connection.retired:
                     self._starter.ended(connection)
@@ -70,7 +70,7 @@ class SharedConnection(StarterState):
         self._retired.clear()
 
     def _leave(self, connection: Connection) -> None:
-        """End a replaced connection when no session has it and no call runs on it."""
+        """End a replaced connection when no session uses it and no call runs on it."""
         task = asyncio.create_task(self._end(connection), name=f"end the replaced {connection.name}")
         self._leaving[connection] = task
 

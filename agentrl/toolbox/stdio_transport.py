@@ -2,7 +2,7 @@
 
 Invariants:
 - When the transport ends, the process and its whole group are gone.
-- An answer that is too long fails its call and not the connection; the loop is never held by what a server writes.
+- An answer that is too long fails its call and not the connection; output of a server never blocks the event loop.
 - Stderr of the process goes to the log of the toolbox; its last lines are kept to explain its death.
 
 The SDK's own transport scans a long line again for each piece of it, and does not report how a process ended.
@@ -37,7 +37,7 @@ from agentrl.toolbox.half_characters import in_whole_characters
 
 log = logging.getLogger("toolbox")
 TOO_LONG = -32090
-"""Error code for an answer longer than that."""
+"""Error code for an answer that is too long."""
 CLOSE_WITHIN_S = 2.0
 """How long a process may take to end after its input ended, and again after SIGTERM."""
 REMOVE_WITHIN_S = 10.0
@@ -47,7 +47,7 @@ BUSY_SHARE = 0.05
 _KILLED = 128
 _BUFFER_BYTES = 1 << 16
 _STARTS = (b"{", b"[")
-"""Of a message."""
+"""The first byte of a message."""
 _WRITTEN_AT_ONCE = 64
 """Messages."""
 _LAST_LINES = 20
@@ -92,7 +92,7 @@ class ServerProcess:
         self._logged_in, self._logged = 0, 0
         self._dead = asyncio.Event()
         self.ended = asyncio.Event()
-        """It closed its output, or died."""
+        """Set when it has closed its output, or died."""
         self.on_line: Callable[[str], None] = lambda text: None
         """Called with each line that goes to the log."""
 
@@ -120,14 +120,14 @@ class ServerProcess:
             how = f"{how}, because it used more than tools.{self._name}.sandbox.memory"
         if not self._last_lines:
             return how
-        # First, because what shows it may cut the rest.
+        # First in the text, because the end may be cut when it is shown.
         error = next((line for line in reversed(self._last_lines) if _ERROR.match(line)), "")
         lines = "; ".join(self._last_lines)
         return f"{how}{f': {error}' if error else ''}; its last lines: {lines}"
 
     @property
     def advice(self) -> str:
-        """What may help if it does not come up; empty if nothing is known."""
+        """What may help if it does not start; empty if nothing is known."""
         found = advice_for(f"tools.{self._name}", self._launch, self._last_lines)
         return f" {found}" if found else ""
 
@@ -153,7 +153,7 @@ class ServerProcess:
                     pump.cancel()
                 for stream in (inbox, incoming, outgoing, outbox):
                     stream.close()
-                # A descendant that left the group may hold a pipe open; nothing public lets go of our end.
+                # A descendant that left the group may hold a pipe open, and no public method closes this end.
                 process._transport.close()  # type: ignore[attr-defined]
 
     async def _died(self) -> bool:
@@ -257,7 +257,7 @@ class ServerProcess:
             return self._unread(line[:HEAD_BYTES], "is no message", types.PARSE_ERROR)
 
     def _unread(self, head: bytes, why: str, code: int) -> SessionMessage | None:
-        """An error for the call of an unreadable answer; None if its id, which stands before the result, is missing."""
+        """An error for the call of an unreadable answer; None if its id, which comes before the result, is missing."""
         found = _ID.search(head.partition(b'"result"')[0])
         self._log_line(logging.WARNING, f"it wrote what {why}: {head[:_SHOWN_BYTES]!r}")
         if found is None:
@@ -271,7 +271,7 @@ class ServerProcess:
     async def _write(self, process: Process, outbox: MemoryObjectReceiveStream[SessionMessage]) -> None:
         assert process.stdin is not None
         async for item in outbox:
-            # What waits goes out in one write: a write wakes the server, which costs more than a message.
+            # All waiting messages are sent in one write, because waking the server costs more than a message.
             waiting = [item]
             with contextlib.suppress(anyio.WouldBlock, anyio.EndOfStream):
                 while len(waiting) < _WRITTEN_AT_ONCE:
@@ -325,7 +325,7 @@ class ServerProcess:
             await self._remove_sandbox(inside)
 
     async def _remove_sandbox(self, inside: list[psutil.Process]) -> None:
-        """Wait until the kernel ended what was inside, and remove what outlives the process."""
+        """Wait until the kernel has ended the processes inside, and remove what outlives the process."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WITHIN_S):
                 while any(each.is_running() for each in inside):
@@ -349,7 +349,7 @@ def _parsed(line: bytes) -> SessionMessage:
 
 
 def _cpu_s(pid: int) -> float:
-    """Of the process and its descendants, because `uvx` and `npx` start the server as a child."""
+    """The processor time of the process and its descendants, because `uvx` and `npx` start the server as a child."""
     seconds = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -400,7 +400,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _terminate(inside: list[psutil.Process]) -> None:
-    """SIGTERM the processes in a sandbox but its first, whose end would kill the others."""
+    """SIGTERM all processes in a sandbox except its first, whose end would kill the others."""
     for each in inside[1:]:
         with contextlib.suppress(psutil.Error):
             each.terminate()

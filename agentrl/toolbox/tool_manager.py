@@ -1,7 +1,7 @@
 """Lists the servers, tools, sandboxes and sessions of a toolbox for operators.
 
 Invariants:
-- A row shows one moment: nothing is awaited while the rows of a list are made.
+- All rows of a list show the same moment: nothing is awaited while they are made.
 - The sessions of a sandbox are those whose calls it runs.
 """
 
@@ -35,7 +35,7 @@ from agentrl.toolbox.toolbox import Toolbox
 
 
 class ToolManager:
-    """What operators see of one toolbox, and do to it."""
+    """What operators see of one toolbox, and do with it."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
@@ -126,7 +126,7 @@ class ToolManager:
         return [self._session_row(each) for each in chosen[: min(args.limit, MOST_ROWS)]]
 
     def logs(self, args: ToolLogs) -> list[ToolLogLine]:
-        """The newest lines of a server or a sandbox, also of one that has ended. Raises UnknownNameError."""
+        """The newest lines of a server or a sandbox, even if it has ended. Raises UnknownNameError."""
         logs, after = self._toolbox.sandboxes.logs, args.after.get(self._toolbox.name, 0)
         if args.name in self._toolbox.all_servers:
             log = logs.get(args.name)

@@ -1,9 +1,9 @@
-"""Carries out what operators do to tool servers: restart, release, and run a program in a sandbox.
+"""Executes the commands of operators on tool servers: restart, release, and run a program in a sandbox.
 
 Invariants:
-- A preview changes nothing and raises what the act would raise.
-- An act is done once per operation, however often it is requested.
-- What an operator ends is never the fault of a policy: the calls end as infrastructure failures.
+- A preview changes nothing and raises the errors that the execution would raise.
+- An operation is executed once, however often it is requested.
+- Calls that an operator ends are never the policy's fault: they end as infrastructure failures.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ToolOperations:
         chosen = self._to_restart(args)
         names = tuple(self._name(each) for each in chosen)
         used = [(each, self._sessions_of(each)) for each in chosen]
-        # Those of a stateless server go on with the next process.
+        # Sessions of a stateless server continue with the next process.
         hit = [session.id for each, sessions in used for session in sessions if not self._is_stateless(each)]
         if args.now:
             loses = few([f"the session of {id} ends, and its attempt is made again" for id in dict.fromkeys(hit)])

@@ -2,7 +2,7 @@
 
 Invariants:
 - A call id runs once, however often it is requested.
-- Every call ends before its deadline, also if its caller disconnects.
+- Every call ends before its deadline, even if its caller disconnects.
 - A refused call did not run, and its id may be used again.
 """
 
@@ -66,19 +66,19 @@ from agentrl.tracing import spans
 log = logging.getLogger("toolbox")
 TIDY_EVERY_S = 5.0
 SLOW_START_S = 10.0
-"""A server that has not served for this long is reported as a problem, also while it may still come up."""
+"""A server that has not served for this long is reported as a problem, even if it may still start."""
 CANCELLED = CallAnswer(status="cancelled", content="The session was closed.")
 T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OVER_HTTP = 32, 16
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
 ENDED_WITHIN_S = 4.0
-"""Of what a server keeps for a session; less than a sampler waits for the end of it."""
+"""How long a server may take to end the state of a session; less than a sampler waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Limits of the whole toolbox; beyond them it answers 429. Those of a server are in its configuration."""
+    """Limits of the whole toolbox; beyond them it answers 429. The limits of a server are in its configuration."""
 
     sessions: int = 10_000
     calls_of_session: int = 64
@@ -101,7 +101,8 @@ class Toolbox:
         breaker: BreakerRule | None = None,
         secret_files: Sequence[Path] = (),
     ) -> None:
-        """`name` is the incarnation. Servers do not see `secret_files` unless they are named to them."""
+        """`name` is the incarnation. A server sees one of the `secret_files` only if its configuration names that
+        file."""
         self._name = name
         self._quotas = quotas or Quotas()
         self._gate = asyncio.Semaphore(STARTS_AT_ONCE)
@@ -113,7 +114,7 @@ class Toolbox:
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        """Servers that end what they keep for closed sessions."""
+        """Tasks in which servers end the state of closed sessions."""
         self._memory = CallRegistry()
         self.statistics = ToolboxStatistics()
         self.draining = False
@@ -141,7 +142,7 @@ class Toolbox:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Supervise all servers while the body runs; at its end no process of them is left."""
+        """Supervise all servers while the body runs. When the body ends, all their processes are ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 keeping = [
@@ -215,7 +216,7 @@ class Toolbox:
         return tuple(tool for each in chosen for tool in each.tools.values())
 
     def effect(self, tool: ToolInfo) -> ToolEffect | Literal[""]:
-        """What a call changes, by the run file or else by the server; empty if neither declares it."""
+        """The effect of a call, from the run file or otherwise from the server; empty if neither declares it."""
         known = merged_effects({tool.name: tool.effect}, self.server(tool.server).config.effects)
         return known.get(tool.name, known.get(ANY_TOOL, ""))
 
@@ -297,11 +298,11 @@ class Toolbox:
 
     @staticmethod
     def _keeps_state(lease: Lease) -> bool:
-        """Whether its server has to end what it keeps for the session."""
+        """Whether its server must end the state that it keeps for the session."""
         return lease.used and END_TOOL in lease.server.tools and not lease.held.gone.is_set()
 
     def _give_back(self, session: str, lease: Lease) -> asyncio.Task[None]:
-        """Goes on if the caller leaves."""
+        """Gives everything back, even if the caller disconnects."""
         task = asyncio.create_task(_end_in_server(session, lease), name=f"end {session} in {lease.server.name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -314,7 +315,7 @@ class Toolbox:
     # ---- calls ----
 
     async def call(self, tool: str, wanted: CallTool) -> CallAnswer:
-        """`tool` is `server.tool`. The call goes on if the caller leaves, and can be joined."""
+        """Call `tool`, which is `server.tool`. The call goes on if the caller disconnects, and can be joined."""
         call = self._memory.find(wanted.call, wanted.session, tool, wanted.arguments)
         if call is None:
             call = self._begin(tool, wanted)
@@ -422,7 +423,7 @@ class Toolbox:
 
 
 async def _end_in_server(session: str, lease: Lease) -> None:
-    """Also for a session whose calls were cancelled: what the server keeps must go."""
+    """End the state that the server keeps, even for a session whose calls were cancelled."""
     try:
         answer = await call_server(
             lease.held, END_TOOL, {}, lease.server.config, session=session, call="", timeout_s=ENDED_WITHIN_S
@@ -430,7 +431,7 @@ async def _end_in_server(session: str, lease: Lease) -> None:
         if answer.status != "ok":
             log.warning("the state of %s in %s did not end well: %s", session, lease.server.name, answer.content)
     except SessionForgottenError:
-        pass  # with its state
+        pass  # the state ended with it
     finally:
         lease.end()
 

@@ -1,7 +1,7 @@
 """Starts one of the servers: `python -m agentrl.toolservers calculator`, or this file by its path.
 
-By its path it also runs in a virtual environment that does not have agentrl. It starts the programs of environments
-with a Python of their own, too.
+By its path it also runs in a virtual environment that does not have agentrl. It also starts the programs of
+environments that have a Python of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVERS = {
 
 
 def _make_importable() -> None:
-    """Let `agentrl` be imported, also where it is not installed; what needs its dependencies cannot be used there."""
+    """Make `agentrl` importable even if it is not installed. Modules that need its dependencies cannot be used then."""
     here = Path(__file__).parent
     if sys.path and Path(sys.path[0] or ".").resolve() == here.resolve():
         del sys.path[0]  # A file here must not hide a module of the same name.

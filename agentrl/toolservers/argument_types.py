@@ -4,7 +4,7 @@ They are made from the source (`type_hints.py`), so `agentrl config check` knows
 
 Invariants:
 - What fits the schema is converted; everything else raises ArgumentError, which names the place in the argument.
-- Nothing is guessed: the text "3" is no number.
+- Nothing is guessed: the text "3" is not a number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ArgumentType(Protocol):
     def schema(self) -> dict[str, Any]: ...
 
     def convert(self, value: Any, place: str, classes: Namespace) -> Any:
-        """The value as the function gets it. Raises ArgumentError."""
+        """The value for the function. Raises ArgumentError."""
         ...
 
 
@@ -171,7 +171,7 @@ class OneOf:
 
     def convert(self, value: Any, place: str, classes: Namespace) -> Any:
         refusals: list[str] = []
-        # An integer fits a number as well, and should stay an integer where both may stand.
+        # An integer also fits a number, and should stay an integer if both are allowed.
         for each in sorted(self.types, key=lambda kind: kind == Scalar("float")):
             try:
                 return each.convert(value, place, classes)
@@ -189,7 +189,7 @@ class Field:
     description: str = ""
     required: bool = True
     default: Any = None
-    """Only for the schema; JSON or None."""
+    """The default, used only for the schema; JSON or None."""
 
     def schema(self) -> dict[str, Any]:
         found = self.type.schema()
@@ -225,7 +225,7 @@ def schema_of(fields: Sequence[Field]) -> dict[str, Any]:
 def converted_fields(
     fields: Sequence[Field], values: Mapping[str, Any], place: str, classes: Namespace
 ) -> dict[str, Any]:
-    """The values by name; those that are left out stay out. `place` is empty for the arguments of a function."""
+    """The converted values by name; missing ones stay missing. `place` is empty for the arguments of a function."""
     above = f"{place}." if place else ""
     known = {each.name: each for each in fields}
     for name in values:

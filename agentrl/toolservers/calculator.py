@@ -1,7 +1,7 @@
 """A tool server that computes exactly: fractions instead of floating point, and no code of the expression is executed.
 
 Invariants:
-- A value is exact, unless it is marked as rounded: a root that is no fraction.
+- A value is exact unless it is marked as rounded, such as a root that is not a fraction.
 - No expression takes more than a moment: its length, its digits and its exponents are bounded before they are computed.
 """
 
@@ -20,9 +20,9 @@ from agentrl.toolservers.user_names import ToolError
 
 MOST_CHARS = 1_000
 MOST_DIGITS = 1_000
-"""Of numerators and denominators."""
+"""The most digits of numerators and denominators."""
 _MOST_WRITTEN = 50
-"""Decimals of a fraction that ends; a longer one is written as a fraction."""
+"""The most decimals of a terminating fraction; a longer one is written as a fraction."""
 _ROUNDED_DIGITS = 30
 _BITS_OF_DIGIT = 3.33
 _MOST_FACTORIAL = 400
@@ -54,7 +54,7 @@ DESCRIPTION = (
 
 
 class CalculationError(ToolError):
-    """The expression has no value, or too large a one."""
+    """The expression has no value, or its value is too large."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Evaluation:
             raise CalculationError("too large")
         if isinstance(number, int) and number.bit_length() > self.most_digits * 4:
             raise CalculationError("too large")
-        # The digits that were written, not the nearest binary number.
+        # The exact decimal digits of the expression, not the nearest binary number.
         value = Fraction(str(number)) if isinstance(number, float) else Fraction(number)
         if max(abs(value.numerator), value.denominator) >= 10**self.most_digits:
             raise CalculationError("too large")
@@ -128,7 +128,7 @@ class Evaluation:
     def _root(self, value: Fraction) -> Fraction:
         if value < 0:
             raise CalculationError("a negative number has no root")
-        # The root of n/d is that of n*d, over d.
+        # The root of n/d is the root of n*d, divided by d.
         product = value.numerator * value.denominator
         root = math.isqrt(product)
         if root * root == product:
@@ -173,11 +173,12 @@ _FUNCTIONS: Mapping[str, tuple[int, int, int, Callable[..., Any]]] = {
     "round": (1, 2, 2, _rounded),
     "sqrt": (1, 1, 0, None),  # type: ignore[dict-item]
 }
-"""How many values a function takes, from which one on they must be whole numbers (0: none), and what it computes."""
+"""For each function: the fewest and the most values, the first value that must be a whole number (0: none), and what it
+computes."""
 
 
 def written(value: Fraction) -> str:
-    """The number as decimals if they end, otherwise as a fraction with an approximation."""
+    """The number as a decimal if it terminates, otherwise as a fraction with an approximation."""
     if value.denominator == 1:
         return str(value.numerator)
     rest = value.denominator
@@ -197,7 +198,7 @@ def _decimal(value: Fraction, decimals: int) -> str:
 
 
 def _about(value: Fraction) -> str:
-    """Twelve digits; floats end at 308."""
+    """An approximation with twelve digits, also for numbers beyond the range of floats (1e308)."""
     size = len(str(abs(value.numerator))) - len(str(value.denominator))
     if abs(size) < 300:
         return f"{float(value):.12g}"

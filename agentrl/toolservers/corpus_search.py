@@ -4,7 +4,7 @@ A row of a .jsonl file is a document with `text` (or `content`, `body`), and opt
 file is one document.
 
 Invariants:
-- A query is a list of words and of phrases in quotes, whatever it contains: no query is a syntax error.
+- Any query is read as a list of words and quoted phrases, so no query is a syntax error.
 - Documents with more of the words, and rarer ones, come first; documents of equal rank in the order of their ids.
 """
 
@@ -161,7 +161,7 @@ def _row(line: str, place: str, id: str) -> tuple[str, str, str]:
     if not isinstance(text, str):
         raise CorpusError(f"{place}: a row needs a text in one of the columns {', '.join(_TEXT_KEYS)}")
     found = str(row.get("id", id)), str(row.get("title", row.get("id", id))), text
-    # Half characters cannot be stored.
+    # Lone surrogates cannot be stored.
     return tuple(each.encode("utf-8", "replace").decode() for each in found)  # type: ignore[return-value]
 
 
@@ -200,7 +200,7 @@ def main(arguments: list[str]) -> None:
     except (CorpusError, OSError, sqlite3.Error) as failed:
         sys.exit(f"the corpus cannot be indexed: {failed}")
     finally:
-        # The open file stays readable, and nothing is left behind however the process ends.
+        # The open file stays readable although it is deleted, so nothing is left however the process ends.
         if os.path.exists(path):
             os.unlink(path)
         os.rmdir(folder)

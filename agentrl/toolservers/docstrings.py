@@ -17,7 +17,7 @@ _NUMPY_ENTRY = re.compile(r"(\w+)\s*(?::.*)?")
 
 
 def split(docstring: str) -> tuple[str, dict[str, str]]:
-    """The text without the descriptions of arguments, and those by the name of the argument."""
+    """The text without the descriptions of arguments, and these descriptions by the name of the argument."""
     lines = docstring.expandtabs().splitlines()
     text: list[str] = []
     found: dict[str, str] = {}

@@ -149,7 +149,7 @@ def _effect(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Effect | None:
 
 
 def _given(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr | None:
-    """What the decorator is given by this name."""
+    """The keyword argument of this name of the decorator."""
     match _mark(node):
         case ast.Call(keywords=keywords):
             return next((each.value for each in keywords if each.arg == name), None)
@@ -157,7 +157,7 @@ def _given(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr 
 
 
 def _example(node: ast.FunctionDef | ast.AsyncFunctionDef, fields: Sequence[Field]) -> dict[str, Any] | None:
-    """It is read without running the file, so that it is refused before the run."""
+    """The example in the decorator, read without running the file, so that an invalid one is refused before the run."""
     value = _given(node, "example")
     if value is None or (isinstance(value, ast.Constant) and value.value is None):
         return None

@@ -37,9 +37,9 @@ from agentrl.toolservers.user_names import (
 )
 
 MOST_SESSIONS = 20_000
-"""The state of the session that was used longest ago is dropped."""
+"""If there are more sessions, the state of the least recently used one is dropped."""
 TURN_WITHIN_S = 3.0
-"""A call that hangs does not keep its session from being torn down."""
+"""How long the end of a session waits for a call, so that a call that hangs does not prevent the teardown."""
 _MODULE = "tools_of_the_run"
 _TASK = {
     "type": "object",
@@ -66,12 +66,12 @@ class SessionStates:
             if key not in self._states:
                 self._states[key] = (kind(), threading.Lock())
                 if len(self._states) > MOST_SESSIONS:
-                    self._states.popitem(last=False)  # Its toolbox did not say that it has ended.
+                    self._states.popitem(last=False)  # The toolbox did not report the end of the oldest session.
             self._states.move_to_end(key)
             return self._states[key]
 
     def end(self, session: str) -> list[tuple[Session, threading.Lock]]:
-        """Forget a session; returns what there was of it."""
+        """Forget a session; returns its objects."""
         with self._lock:
             return [self._states.pop(key) for key in [key for key in self._states if key[0] == session]]
 
@@ -80,7 +80,7 @@ class SessionStates:
             return {session for session, _ in self._states}
 
     def kept(self, session: str) -> dict[str, Session]:
-        """What there is of a session, by the name of the class."""
+        """The objects of a session, by the name of their class."""
         with self._lock:
             return {kind.__name__: state for (of, kind), (state, _) in self._states.items() if of == session}
 
@@ -93,7 +93,7 @@ class EventLoop:
         self._lock = threading.Lock()
 
     def result_of(self, work: Coroutine[Any, Any, Any], call: Call) -> Any:
-        import asyncio  # few files need it, and it takes as long as all else
+        import asyncio  # imported late: few files need it, and it takes as long as all other imports
 
         with self._lock:
             if self._loop is None:
@@ -129,7 +129,7 @@ class FunctionRunner:
         return Tool(found.name, found.description, found.schema, run, found.effect or DEFAULT_EFFECT, found.example)
 
     def state_tool(self) -> Tool:
-        """Reads what the session keeps, as JSON."""
+        """Reads the state of the session, as JSON."""
 
         def run(arguments: dict[str, Any], call: Call) -> str:
             return as_text({name: vars(state) for name, state in self._sessions.kept(call.session).items()})
@@ -152,7 +152,7 @@ class FunctionRunner:
         return Tool(SETUP_TOOL, "Makes the state of an episode.", _TASK, run, DEFAULT_EFFECT)
 
     def end_tool(self) -> Tool:
-        """Tears down what a session keeps."""
+        """Tears down the state of a session."""
 
         def run(arguments: dict[str, Any], call: Call) -> str:
             self.end(call)
@@ -161,7 +161,7 @@ class FunctionRunner:
         return Tool(END_TOOL, "Ends the state of an episode.", schema_of(()), run, DEFAULT_EFFECT)
 
     def end(self, call: Call) -> None:
-        """Each object of the session is torn down, also if another one fails; raises the first failure."""
+        """Tears down each object of the session, even if another one fails; raises the first failure."""
         failed: BaseException | None = None
         for state, turn in self._sessions.end(call.session):
             if (teardown := getattr(state, "teardown", None)) is not None:
@@ -212,7 +212,7 @@ def as_result(result: object) -> Result:
 
 
 def as_text(result: object) -> str:
-    """A text as it is, everything else as JSON."""
+    """A text unchanged, everything else as JSON."""
     if isinstance(result, str):
         return str(result)
     try:

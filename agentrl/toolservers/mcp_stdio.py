@@ -29,13 +29,13 @@ from agentrl.toolservers.shortening import both_ends
 from agentrl.toolservers.user_names import DEFAULT_EFFECT, Effect, ToolError
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Of the protocol, the newest first."""
+"""Versions of the protocol, the newest first."""
 EFFECT_KEY = "agentrl/effect"
 """Key in the metadata of a listed tool: what its calls change."""
 EXAMPLE_KEY = "agentrl/example"
 """Key in the metadata of a listed tool: arguments with which it can be tried."""
 SESSION_KEY = "agentrl/session"
-"""Key in the metadata of a call: its session, of a server that keeps several."""
+"""Key in the metadata of a call: its session, for a server that keeps several."""
 TRACE_KEY = "traceparent"
 """Key in the metadata of a call, as MCP and W3C Trace Context define it."""
 MOST_LINE_BYTES = 64 << 20
@@ -45,13 +45,13 @@ _LOOK_EVERY_S = 0.01
 _PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 _PYTHON_FRAMES = 3
-"""Of a traceback, for the log."""
+"""The most frames of a traceback in the log."""
 
 
 Result = str | list[str | bytes]
 """A text, or texts and images."""
 _KINDS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
-"""Types of images by how their files begin."""
+"""Types of images by the first bytes of their files."""
 
 
 class Call:
@@ -66,7 +66,7 @@ class Call:
         self._lock = threading.Lock()
 
     def on_cancel(self, act: Callable[[], object]) -> None:
-        """Calls `act` when the caller gives up, or now if it has."""
+        """Calls `act` when the caller gives up, or at once if it already has."""
         with self._lock:
             self._on_cancel.append(act)
             given_up = self.cancelled.is_set()
@@ -125,7 +125,7 @@ class Server:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve(self) -> None:
-        """Answer requests; ends the process when stdin ends or SIGTERM comes, whatever tools are doing."""
+        """Answer requests. Ends the process when stdin ends or SIGTERM arrives, whatever the tools are doing."""
         incoming, self._out = _own_pipes()
         self._by_name = {tool.name: tool for tool in self.tools}
         signal.signal(signal.SIGTERM, lambda *_: self._end())
@@ -135,7 +135,7 @@ class Server:
                 self._refuse(None, _INVALID_REQUEST, f"a request may have {MOST_LINE_BYTES} bytes")
             elif line.strip():
                 self._take(line)
-        # A client may close stdin behind its last request.
+        # A client may close stdin right after its last request.
         until = time.monotonic() + LAST_CALLS_WITHIN_S
         while self._calls and time.monotonic() < until:
             time.sleep(_LOOK_EVERY_S)
@@ -145,7 +145,7 @@ class Server:
         try:
             self.at_end()
         finally:
-            os._exit(0)  # Calls that still run must not keep the process.
+            os._exit(0)  # Calls that still run must not keep the process alive.
 
     def _take(self, line: bytes) -> None:
         try:
@@ -270,7 +270,7 @@ def _last_line(broken: BaseException) -> str:
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes of the protocol, apart from the stdin and stdout that the code of tools sees."""
+    """The pipes of the protocol, separated from the stdin and stdout that the code of tools sees."""
     incoming, outgoing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

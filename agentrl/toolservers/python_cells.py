@@ -1,8 +1,8 @@
 """A tool server that runs Python code, cell by cell, in an interpreter that keeps its variables.
 
 Invariants:
-- A cell that takes too long is interrupted and the variables stay; one that cannot be interrupted ends its interpreter,
-  and the answer says that the variables are lost.
+- A cell that takes too long is interrupted and the variables stay. If it cannot be interrupted, its interpreter is
+  ended, and the answer says that the variables are lost.
 - Output is read while a cell runs and kept in bounded memory: both ends of it.
 - The exception of a cell is its result. Only a cell that did not end is a failed call.
 """
@@ -32,7 +32,7 @@ MOST_OUTPUT_CHARS = 16_000
 MOST_CODE_CHARS = 200_000
 CELL_S = 24.0
 INTERRUPTED_WITHIN = 0.125
-"""Of the time of a cell: how long an interrupted one may take to end."""
+"""The share of the time limit of a cell in which an interrupted cell must end."""
 _LOOK_EVERY_S = 0.1
 _MOST_ANSWER_BYTES = 4_096
 _CHUNK = 65_536
@@ -118,7 +118,7 @@ class Interpreter:
         return self._process.poll() is None
 
     def end(self) -> None:
-        """Kill the process and what it started, unless that left its session."""
+        """Kill the process and its descendants that did not leave its session."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -131,7 +131,7 @@ class Interpreter:
 
     def _send(self, code: str) -> None:
         os.set_blocking(self._requests, True)
-        # Written by a thread of its own: an interpreter that does not read must not hold the deadline.
+        # Written by a separate thread, because an interpreter that does not read must not delay the deadline.
         data = json.dumps(code).encode() + b"\n"
         threading.Thread(target=_write_all, args=(self._requests, data), daemon=True).start()
 
@@ -153,7 +153,7 @@ class Interpreter:
         return False
 
     def _read_output(self, output: Output, most_chunks: int = 64) -> None:
-        """Read what is there. A process that the cell left behind may write for ever."""
+        """Read only the output that is available, because a process that the cell left behind may write for ever."""
         for _ in range(most_chunks):
             try:
                 data = os.read(self._output, _CHUNK)
@@ -177,7 +177,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError:
-        pass  # The process has ended, which its answers show.
+        pass  # The process has ended; reading its answer will show that.
 
 
 class PythonCells:

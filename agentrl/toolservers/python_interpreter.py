@@ -1,7 +1,7 @@
 """Runs cells of Python code one after another, for `python_cells.py`: the program of its child process.
 
 Invariants:
-- The variables of a cell are there in the next one, whatever the cell raised.
+- The variables of a cell are available in the next one, whatever the cell raised.
 - Each request gets one line when its cell has ended. A process that the cell forked never writes one.
 - SIGINT interrupts a cell and nothing else.
 """

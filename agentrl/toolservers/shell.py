@@ -1,8 +1,8 @@
-"""A tool server that runs commands of a shell in a directory of its session.
+"""A tool server that runs shell commands in a directory of its session.
 
 Invariants:
 - Each session has a process of its own, whose files end with it. Its directories are private to its sandbox.
-- A command that takes too long ends with all that it started; what it printed until then is the result.
+- A command that takes too long is ended, with all processes that it started; its output until then is the result.
 - Only agent loops put files into the session and verify it; their tools have names that no model is offered.
 """
 
@@ -83,7 +83,7 @@ class Shell:
             output, _ = process.communicate()
             return f"{output.decode('utf-8', 'replace')}\n[ended after {within_s:g} s]", process.returncode
         finally:
-            _kill(process)  # What it left in the background.
+            _kill(process)  # Kill what it left in the background.
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def gap(left_out: int) -> str:
-    """What stands in a text in place of its middle."""
+    """The line that replaces the middle of a text."""
     return f"\n[... {left_out} characters left out ...]\n"
 
 

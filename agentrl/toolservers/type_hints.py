@@ -2,7 +2,7 @@
 
 Invariants:
 - A hint that no JSON schema can describe raises HintError with its line and column, and what to write instead.
-- Classes and aliases of hints are those of the file: others are not known without running code.
+- Hints may use only classes and aliases of the same file, because others are not known without running code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MAY_BE = (
 
 
 class HintError(Exception):
-    """The source cannot become tools. Has the place and what to do."""
+    """The source cannot become tools. It has the place and what to do."""
 
     def __init__(self, node: ast.AST, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class Hints:
         self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self._aliases = dict(_aliases(tree))
         self._reading: list[str] = []
-        """Names that are being read, to find those that contain themselves."""
+        """Names that are being read, to find recursive types."""
 
     def type_of(self, hint: ast.expr) -> ArgumentType:
         """Raises HintError."""

@@ -15,8 +15,8 @@ from types import ModuleType
 
 
 def load(path: Path, name: str, *, first: bool = False) -> ModuleType:
-    """The module of the file; `name` is for one that belongs to no package. `first`: modules beside it hide others of
-    their name. Raises what the file raises."""
+    """Import the file and return its module; `name` is the name of the module if it belongs to no package. `first`:
+    modules beside the file hide others of the same name. Raises what the file raises."""
     directory, own_name = _place(path)
     if str(directory) not in sys.path:
         sys.path.insert(0 if first else len(sys.path), str(directory))
@@ -25,14 +25,14 @@ def load(path: Path, name: str, *, first: bool = False) -> ModuleType:
     spec = spec_from_file_location(name, path)
     assert spec is not None, "a .py file has one"
     assert spec.loader is not None, "a .py file has one"
-    # Dataclasses and pickles look for their module by its name.
+    # Dataclasses and pickles look up their module by its name.
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def _place(path: Path) -> tuple[Path, str]:
-    """The directory to import from, and the name of a module of a package; empty for a file alone."""
+    """The directory to import from, and the name of the module in its package; the name is empty for a single file."""
     directory, parts = path.parent, [path.stem]
     while (directory / "__init__.py").is_file() and directory.name.isidentifier():
         parts.insert(0, directory.name)

@@ -13,11 +13,11 @@ DEFAULT_EFFECT: Effect = "session"
 EFFECT_ATTRIBUTE = "agentrl_effect"
 TOOL_ATTRIBUTE = "agentrl_tool"
 STATE_TOOL = "agentrl_state"
-"""The tool that says what the functions of a file keep for a session. Only agent loops may call it."""
+"""The tool that returns the state that the functions of a file keep for a session. Only agent loops may call it."""
 SETUP_TOOL = "agentrl_setup"
 """The tool that lets the functions of a file make the state of a session; its arguments are the task."""
 SET_UP = "ready"
-"""Its result."""
+"""The result of the setup tool."""
 END_TOOL = "agentrl_end"
 """The tool that a toolbox calls when a session ends."""
 PUT_TOOL = "agentrl_put"
@@ -27,7 +27,7 @@ VERIFY_TOOL = "agentrl_verify"
 HIDDEN_TOOLS = frozenset({STATE_TOOL, SETUP_TOOL, END_TOOL, PUT_TOOL, VERIFY_TOOL})
 """Tools that are not offered to models."""
 NO_JSON = "cannot be written as JSON"
-"""In the text of a call whose result is no plain value."""
+"""Part of the message for a call whose result is not a plain value."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -45,23 +45,23 @@ class ToolError(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """What an episode is about: a row of the dataset."""
+    """The task of an episode: a row of the dataset."""
 
     query: str
     truth: str
     """The `answer` of the row."""
     row: Mapping[str, Any]
-    """The columns that agentrl does not know itself."""
+    """The columns that agentrl does not use itself."""
 
 
 class Session:
     """Base of a class whose object is the state of one session.
 
-    A parameter that has this class as its type is no argument of the tool: it gets the object of the session, which is
-    made without arguments when the session first calls such a function. Calls of one session take turns.
+    A parameter that has this class as its type is not an argument of the tool: it gets the object of the session, which
+    is made without arguments when the session first calls such a function. Calls of one session take turns.
 
     A subclass may have two methods, async or not: `setup(self, task)`, before the first call of the episode, and
-    `teardown(self)`, when the session ends, however it does.
+    `teardown(self)`, when the session ends for any reason.
     """
 
 
@@ -71,7 +71,7 @@ def has_life(kind: type) -> bool:
 
 
 def effect(name: Effect) -> Callable[[_Function], _Function]:
-    """Declares what calls of the decorated function change. A run file may declare something else, which then holds."""
+    """Declares what calls of the decorated function change. A run file may override it."""
     if name not in get_args(Effect):
         raise ValueError(f"there is no effect {name!r}; effects are {', '.join(get_args(Effect))}")
 
@@ -98,7 +98,7 @@ def tool(
     effect: Effect = DEFAULT_EFFECT,
     example: Mapping[str, Any] | None = None,
 ) -> _Function | Callable[[_Function], _Function]:
-    """Mark a function as a tool. In a file with such a mark, functions without one are no tools.
+    """Mark a function as a tool. In a file with such a mark, functions without one are not tools.
 
     `example` are arguments with which it can be tried before a run, such as `{"item": "tea"}`.
     """

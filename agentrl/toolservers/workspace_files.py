@@ -1,10 +1,10 @@
 """A tool server that reads and edits text files in a workspace.
 
-Each session has a workspace of its own, which begins as a copy of a directory, or empty, and ends with the process.
+Each session has a workspace of its own. It begins as a copy of a directory, or empty, and ends with the process.
 
 Invariants:
-- Nothing outside of the workspace is reached: each part of a path is opened below the last one, and links are never
-  followed, so that not even a link that is made during the call leads out.
+- Nothing outside of the workspace can be reached: each part of a path is opened relative to the part before it, and
+  links are never followed, so even a link that is made during the call cannot lead out.
 - Sizes are bounded: of a file, of a result, and of the whole workspace.
 - A file is replaced as a whole: a failed write changes nothing.
 """
@@ -28,7 +28,8 @@ MOST_FILE_BYTES = 1 << 20
 MOST_WORKSPACE_BYTES = 64 << 20
 MOST_FILES = 5_000
 MOST_READ_CHARS = 12_000
-"""Of one result, below what a toolbox passes on by default, so that the advice at its end stays."""
+"""The most characters of one result. It is below the default limit of a toolbox, so that the advice at the end is not
+cut."""
 MOST_LISTED = 500
 MOST_FOUND = 100
 _MOST_LINE_CHARS = 300
@@ -128,7 +129,7 @@ class Workspace:
     @staticmethod
     def _open(name: str, directory: int, path: str, flags: int = 0) -> int:
         try:
-            # Without O_NONBLOCK, a named pipe would hold the call.
+            # Without O_NONBLOCK, a named pipe would block the call.
             return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=directory)
         except FileNotFoundError:
             raise ToolError(f"there is no {path}") from None
@@ -168,7 +169,7 @@ def _parts(path: str, *, may_be_root: bool = False) -> list[str]:
 
 
 class FileTools:
-    """The tools, on one workspace."""
+    """The tools of one workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._files = workspace
@@ -275,7 +276,7 @@ _TYPES: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
 def _tool(
     turn: threading.Lock, function: Callable[..., str], description: str, parameters: dict[str, tuple[str, str]]
 ) -> Tool:
-    """A tool of a method. Names with a question mark are optional. Calls take turns."""
+    """Makes a tool from a method. Names with a question mark are optional. Calls take turns."""
     types = {name.rstrip("?"): kind for name, (kind, _) in parameters.items()}
     required = [name for name in parameters if not name.endswith("?")]
 

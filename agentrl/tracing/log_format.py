@@ -2,8 +2,8 @@
 
 Invariants:
 - A JSON line is one object, whatever the message contains; `time` comes first, so tools find it at the beginning.
-- The format is that of the variable AGENTRL_LOG_FORMAT, until `use` sets another one.
-- What a program writes without `logging` stays as it is.
+- The variable AGENTRL_LOG_FORMAT decides the format, until `use` sets another one.
+- Output that a program writes without `logging` is not changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sends spans to a collector of OpenTelemetry, by OTLP over HTTP.
 
 Invariants:
-- Spans wait in a bounded queue of a thread; a collector that is down or slow delays nothing, and what has no room is
-  dropped.
+- Spans wait in a bounded queue of a thread; a collector that is down or slow delays nothing, and spans that do not fit
+  into the queue are dropped.
 - The names of attributes follow the conventions for generative AI and MCP of the schema that is named here.
 """
 
@@ -20,7 +20,7 @@ from agentrl.tracing import spans
 from agentrl.tracing.spans import Span
 
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
-"""The conventions are still in development, so the version is part of what is sent: the last one that has those for
+"""The conventions are still in development, so the version is sent too. This is the last one that has those for
 generative AI and MCP in one schema with all others."""
 MOST_WAITING = 4096
 SENT_EVERY_MS = 1000
@@ -31,7 +31,8 @@ log = logging.getLogger("traces")
 
 
 def start(endpoint: str, headers: Mapping[str, str], service: str, resource: Mapping[str, str]) -> Callable[[], None]:
-    """Export all spans of this process from now on; `service` and `resource` say what it is. Returns what ends that."""
+    """Export all spans of this process from now on; `service` and `resource` describe it. Returns a function that ends
+    the export."""
     try:
         exporter: Any = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
         sdk: Any = importlib.import_module("opentelemetry.sdk.trace")
@@ -77,7 +78,7 @@ def start(endpoint: str, headers: Mapping[str, str], service: str, resource: Map
 
     def stop() -> None:
         spans.set_exporter(None)
-        # In a thread, because a collector that does not answer holds it longer than a process may take to end.
+        # In a thread, because a collector that does not answer would block longer than a process may take to end.
         ending = threading.Thread(target=processor.shutdown, name="end of spans", daemon=True)
         ending.start()
         ending.join(ENDS_WITHIN_S)

@@ -4,7 +4,8 @@ Invariants:
 - Without an exporter `span` compares one variable and measures nothing.
 - Spans of a trace that is not sampled are held until its root span ends: if one of them failed, or the root took longer
   than nearly all of its kind before it, the whole trace is exported nevertheless.
-- The process of the root decides. Others hold their spans until they are told to export them, or others need the room.
+- The process of the root span decides. Other processes hold their spans until that process tells them to export, or
+  until newer spans need the space.
 - What is held is bounded. An exporter never blocks and never raises.
 """
 
@@ -27,7 +28,7 @@ MOST_HELD = 10_000
 """Spans of traces that are not sampled, until it is known whether they are kept. Each takes about 1 KiB."""
 MOST_OF_TRACE = 1_000
 MOST_REMEMBERED = 1_000
-"""Traces that are kept, of which more spans may come."""
+"""How many kept traces are remembered, because more of their spans may follow."""
 MOST_KINDS = 256
 COMPARED = 200
 """How many root spans of its kind the time of one is compared with ..."""
@@ -46,7 +47,7 @@ class Span:
     began_ns: int
     ended_ns: int = 0
     error: str = ""
-    """What kind of failure ended it, in a word: nothing that a model or a tool wrote."""
+    """The kind of failure that ended it, in a word, never text of a model or a tool."""
     attributes: dict[str, Value] = field(default_factory=dict)
 
     def set(self, **attributes: Value) -> None:
@@ -58,7 +59,7 @@ class Span:
 
 
 class _Unset(Span):
-    """Takes attributes and keeps none."""
+    """Ignores all attributes."""
 
     def set(self, **attributes: Value) -> None:
         pass
@@ -68,7 +69,7 @@ class _Unset(Span):
 
 
 _UNSEEN = _Unset("", TraceContext("0" * 32, "0" * 16, False), "", "internal", 0)
-"""What `span` gives while nothing is exported."""
+"""What `span` returns while nothing is exported."""
 _OFF = contextlib.nullcontext(_UNSEEN)
 
 
@@ -77,7 +78,7 @@ _export: Export | None = None
 
 
 class _Held:
-    """The spans of a trace that is not sampled, and what the trace was sent to."""
+    """The spans of a trace that is not sampled, and the peers to which the trace was sent."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -120,7 +121,7 @@ class TailSampler:
         self._of(trace).peers.add(peer)
 
     def keep(self, traces: Iterable[str]) -> list[Span]:
-        """The process of their root keeps these traces. Returns the spans to export now."""
+        """Keep these traces, because the process of their root does. Returns the spans to export now."""
         found: list[Span] = []
         for trace in traces:
             self._remember(trace)
@@ -160,7 +161,7 @@ class TailSampler:
             self._kept.popitem(last=False)
 
     def _make_room(self) -> None:
-        """The trace in which nothing happened for longest goes first."""
+        """Drops first the trace in which nothing has happened for the longest time."""
         while self._count > MOST_HELD or len(self._held) > MOST_HELD:
             self._pop(next(iter(self._held)))
 
@@ -179,7 +180,7 @@ def exporting() -> bool:
 
 
 def sent_to(peer: Hashable) -> None:
-    """The current trace goes on in another process, which is told if the trace is kept."""
+    """Note that the current trace continues in another process, which must be told if the trace is kept."""
     if _export is not None and (context := trace_context.current()) is not None and not context.sampled:
         _tail.sent_to(context.trace_id, peer)
 
@@ -190,7 +191,7 @@ def unannounced() -> dict[str, set[Hashable]]:
 
 
 def keep(traces: Iterable[str]) -> None:
-    """Export what is held of these traces, and what follows of them."""
+    """Export the held spans of these traces, and their later spans."""
     for span in _tail.keep(traces):
         _export_kept(span)
 
@@ -205,7 +206,7 @@ def span(
     """
     if _export is not None:
         return _span(name, kind, root, like, attributes)
-    # Log lines as JSON have the trace of an episode also where no spans are exported.
+    # JSON log lines have the trace of an episode even if no spans are exported.
     return _only_the_trace(root) if root is not None and log_format.is_json() else _OFF
 
 
@@ -238,7 +239,7 @@ def _span(name: str, kind: Kind, root: TraceContext | None, like: str, attribute
 def record(
     name: str, context: TraceContext, *, parent: str = "", began_s: float, ended_s: float, error: str = "", **of: Value
 ) -> None:
-    """A span whose times are known already, in seconds since 1970."""
+    """Record a span whose times are already known, in seconds since 1970."""
     if _export is None:
         return
     made = Span(name, context, parent, "internal", int(began_s * 1e9), int(ended_s * 1e9), error)

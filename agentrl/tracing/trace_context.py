@@ -1,8 +1,8 @@
 """Trace ids, as W3C Trace Context defines them.
 
 Invariants:
-- The ids of an operation or of an episode follow from its id, so every process computes the same ones.
-- What another process sends counts only if it is well-formed.
+- The ids are computed from the id of the operation or of the record, so every process computes the same ones.
+- A trace from another process is used only if it is well-formed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 HEADER = "traceparent"
 VARIABLE = "AGENTRL_TRACEPARENT"
-"""The variable with which a unit is given the trace of the operation that started it."""
+"""The variable that gives a unit the trace of the operation that started it."""
 _PATTERN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _ID = re.compile(r"[0-9a-f]{32}")
 _SAMPLED = 1
@@ -25,7 +25,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span of a trace; what is done within it belongs to it."""
+    """A span of a trace; work that is done within it belongs to it."""
 
     trace_id: str
     """32 hexadecimal digits."""
@@ -51,7 +51,7 @@ def current() -> TraceContext | None:
 
 @contextlib.contextmanager
 def within(context: TraceContext | None) -> Iterator[None]:
-    """What is done and logged meanwhile, and in tasks that begin meanwhile, belongs to that span."""
+    """Work and log lines in the body, and in tasks that begin there, belong to that span."""
     token = _current.set(context)
     try:
         yield
@@ -64,30 +64,31 @@ def of_process() -> TraceContext | None:
 
 
 def set_of_process(context: TraceContext | None) -> None:
-    """What has no trace of its own in this process belongs to that one: while a unit starts, to the operation that
-    started it."""
+    """Set the trace of all work in this process that has no trace of its own: while a unit starts, that of the
+    operation that started it."""
     global _of_process
     _of_process = context
 
 
 def of_operation(id: str) -> TraceContext:
-    """The trace of an operation has its id, if that is 32 hexadecimal digits, as those of our clients are."""
+    """The trace of an operation. It is the id itself if that has 32 hexadecimal digits, as ids from agentrl's clients
+    do."""
     made = _derived(f"operation {id}", 1.0)
     return TraceContext(id, made.span_id) if _ID.fullmatch(id) else made
 
 
 def new() -> TraceContext:
-    """A trace of its own."""
+    """A new trace."""
     return TraceContext(f"{_random.getrandbits(128) or 1:032x}", _random_span_id())
 
 
 def of_record(run: str, record: str, share: float = 1.0) -> TraceContext:
-    """`share` of all records are sampled: those whose ids fall below it."""
+    """The trace of a record. `share` of all records are sampled, chosen by their ids."""
     return _derived(f"record {run} {record}", share)
 
 
 def parse(header: str) -> TraceContext | None:
-    """None if it is no traceparent."""
+    """None if the text is not a traceparent."""
     found = _PATTERN.fullmatch(header)
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None
@@ -104,4 +105,4 @@ def _random_span_id() -> str:
 
 
 _random = random.Random()
-"""Not the generator of the process, whose numbers a seed decides."""
+"""A separate generator, because a seed may fix the numbers of the global one."""

@@ -32,7 +32,7 @@ class KeyPair:
 
 
 ServerKeys = KeyPair
-"""The coordinator's pair: clients know the public half beforehand, so no other program can take its place."""
+"""The coordinator's pair: clients know its public half beforehand, so no other program can impersonate it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ClientKey:
     def load(cls, path: Path | str) -> ClientKey:
         """Read a key file. Raises ConfigError if other users can read it.
 
-        A file of root may be read by a group: so a secret of Kubernetes reaches a container that is not root.
+        A group may read a file of root, because that is how a Kubernetes secret reaches a container that is not root.
         """
         key = _load(Path(path), cls)
         for half in (key.public, key.secret, key.server_public):

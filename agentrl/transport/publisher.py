@@ -3,7 +3,7 @@
 Invariants:
 - A slow subscriber loses messages and never slows the publisher.
 - Topics are not used: a subscriber receives everything, so a gap in the sequence numbers always means a loss.
-- The memory that foreign topics occupied goes back to the system after they are gone.
+- The memory of foreign topics is returned to the system after they are gone.
 - A local process that may not read is disconnected before the next message is sent.
 - After `rebind`, only subscribers on tcp that were admitted again are subscribed.
 """
@@ -219,7 +219,7 @@ class _Outlet:
 
 
 def return_free_memory() -> None:
-    """Return what was freed to the system. The allocator keeps it otherwise."""
+    """Return freed memory to the system; otherwise the allocator keeps it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only in the GNU C library.
     if trim is not None:
         trim(0)

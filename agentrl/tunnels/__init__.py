@@ -9,6 +9,6 @@ the port.
     tunnel             the process: entrances, exits, who may pass
     ends               the connections that it joins
 
-Invariants: a tunnel takes connections from the hosts of this run only, by their certificates, and leads only to ports
-on which a process of this run listens.
+Invariants: a tunnel accepts only connections from hosts of this run, by their certificates, and leads only to ports on
+which a process of this run listens.
 """

@@ -1,11 +1,12 @@
-"""The certificate authority of a run: it tells the tunnels of its hosts from all others.
+"""The certificate authority of a run: it proves which tunnels belong to hosts of the run.
 
 Invariants:
 - Key and certificate are in one file with mode 0600 of the coordinator's state directory.
-- They are replaced in three steps, each of which all hosts take before the next: the next authority is trusted as well;
-  it issues the certificates; the former is not trusted any more. A death in between leaves one of these states.
+- They are replaced in three steps, and all hosts complete a step before the next one begins: the next authority is also
+  trusted; it issues the certificates; the former one is no longer trusted. If the process dies in between, one of these
+  states is left.
 - A certificate names one host, by a digest, because the name of a host need not be the name of a machine.
-- Certificates are valid from a day ago: clocks of hosts differ.
+- Certificates are valid from a day ago, because the clocks of hosts differ.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agentrl.errors import ConfigError, DiskError, ProtocolError
 
 FILE = "authority.pem"
 VALID_DAYS = 30
-"""Of a host's certificate. Its tunnel asks for another one after half of them."""
+"""The lifetime of a host's certificate. Its tunnel requests a new one after half of it."""
 _AUTHORITY_DAYS = 3650
 _BEFORE = dt.timedelta(days=1)
 
@@ -63,19 +64,20 @@ class Authority:
 
     @property
     def trusted(self) -> str:
-        """The certificates that hosts accept: its own, and while it is replaced that of the former or the next one."""
+        """The certificates that hosts accept: the authority's own, and during a replacement also that of the former or
+        the next authority."""
         known = self._certificates + ([] if self._next is None else x509.load_pem_x509_certificates(self._next))
         return "".join(each.public_bytes(serialization.Encoding.PEM).decode() for each in known)
 
     # ---- replacing it ----
 
     def prepare_next(self) -> None:
-        """From now on `trusted` has the next one. Without effect if a former one is still trusted."""
+        """Add the next authority to `trusted`. No effect if a former one is still trusted."""
         if len(self._certificates) == 1 and self._next is None:
             self._next = _made(self._run)
 
     def issue_by_next(self) -> None:
-        """From now on the next one issues; the former stays trusted."""
+        """Let the next authority issue certificates; the former one stays trusted."""
         if self._next is None:
             return
         data = self._next + self._certificate.public_bytes(serialization.Encoding.PEM)
@@ -84,7 +86,7 @@ class Authority:
         self._use(data)
 
     def drop_former(self) -> None:
-        """From now on only this one is trusted."""
+        """Trust only the present authority from now on."""
         if len(self._certificates) > 1:
             secret = self._key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

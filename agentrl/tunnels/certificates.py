@@ -26,7 +26,7 @@ class HostKey:
         return made.public_bytes(serialization.Encoding.PEM).decode()
 
     def contexts(self, certificate: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """For connections that come, and for those that go out. Raises ssl.SSLError."""
+        """The TLS contexts for incoming and for outgoing connections. Raises ssl.SSLError."""
         coming, going = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         coming.verify_mode = ssl.CERT_REQUIRED
         for context in (coming, going):
@@ -36,7 +36,7 @@ class HostKey:
         return coming, going
 
     def _show(self, context: ssl.SSLContext, certificate: str) -> None:
-        """OpenSSL reads a key from a file only; this one is in memory."""
+        """Load the certificate and the key. OpenSSL reads a key only from a file, so this file is in memory."""
         secret = self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )

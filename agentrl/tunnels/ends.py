@@ -1,11 +1,11 @@
-"""The connections that a tunnel joins: what comes at one end is written to the other, without a task between them.
+"""The connections that a tunnel joins: data that arrives at one end is written to the other, without a task in between.
 
-A call to another host passes two tunnels in each direction, so what a piece costs here counts four times.
+A call to another host passes two tunnels in each direction, so the cost of a piece counts four times.
 
 Invariants:
-- What comes before an end is joined to another one is kept, at most a buffer, and passes first.
-- An end whose other end takes no more does not read on.
-- When one end is over, the other ends as well. What the first had sent arrives, unless it is not read in time.
+- Data that arrives before an end is joined is kept, up to one buffer, and is passed on first.
+- An end stops reading while its other end cannot write.
+- When one end closes, the other closes too. Data that the first had sent still arrives, unless it is not read in time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MOST_LINE_BYTES = 512
 
 
 class End(asyncio.Protocol):
-    """One side of a connection; begins alone, may read a line, and is joined to another."""
+    """One side of a connection. It begins alone, may read a line, and is then joined to another end."""
 
     def __init__(self, on_begin: Callable[[End], None], on_end: Callable[[End], None]) -> None:
         self.is_over = False
         self.waits = False
-        """The other end takes no more, so this one does not read."""
+        """The other end cannot write now, so this one does not read."""
         self._on_begin, self._on_end = on_begin, on_end
         self._transport: asyncio.Transport | None = None
         self._other: End | None = None
         self._before = bytearray()
-        """What came before there was another end."""
+        """Data that arrived before this end was joined."""
         self._waiter: asyncio.Future[None] | None = None
         self._abort: asyncio.TimerHandle | None = None
 
@@ -40,12 +40,12 @@ class End(asyncio.Protocol):
 
     @property
     def kept_bytes(self) -> int:
-        """What the other side has not taken yet; of an open end."""
+        """Bytes that the other side has not accepted yet. The end must be open."""
         is_open = self._transport is not None and not self._transport.is_closing()
         return len(self._before) + (self._transport.get_write_buffer_size() if self._transport and is_open else 0)
 
     async def line(self) -> str:
-        """The first line; what came of it if the connection ends before, or if it is too long."""
+        """The first line; only its beginning if the connection ends early, or if the line is too long."""
         while not self.is_over and b"\n" not in self._before and len(self._before) < MOST_LINE_BYTES:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -58,10 +58,10 @@ class End(asyncio.Protocol):
             self._transport.write(data)
 
     def join(self, other: End) -> None:
-        """From now on both are one connection."""
+        """Join two ends to one connection."""
         self._other, other._other = other, self
         for end in (self, other):
-            # First, because what is passed may stop it again.
+            # First, because passing on data may pause reading again.
             end.read_on()
         for end in (self, other):
             end._theirs().write(bytes(end._before))
@@ -70,7 +70,7 @@ class End(asyncio.Protocol):
                 end._theirs().close()
 
     def close(self) -> None:
-        """What was written arrives, unless the other side does not read it in time."""
+        """Close. Data that was written still arrives, unless the other side does not read it in time."""
         if self._transport is None or self._abort is not None:
             return
         self._abort = asyncio.get_running_loop().call_later(CLOSE_WITHIN_S, self.abort)
@@ -86,7 +86,7 @@ class End(asyncio.Protocol):
         return {value for kind, value in (shown or {}).get("subjectAltName", ()) if kind == "DNS"}
 
     def wait(self) -> None:
-        """Read no more until `read_on`."""
+        """Stop reading until `read_on`."""
         if self._transport is not None and not self._transport.is_closing():
             self.waits = True
             self._transport.pause_reading()

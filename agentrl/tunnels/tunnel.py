@@ -1,14 +1,14 @@
-"""One host's end of the tunnels: entrances for its units, an exit for those of other hosts.
+"""The tunnel of one host: entrances for its own units, and an exit for units of other hosts.
 
 A unit that connects to the Unix socket writes `HOST PORT` and a line break, and reads `ok` or `no: REASON`; then the
-connection is that to the port. The word `files` in place of a port means the file process of that host. A forward is an
-entrance of its own that always leads to one port.
+connection leads to the port. The word `files` in place of a port means the file process of that host. A forward is a
+separate entrance that always leads to one port.
 
 Invariants:
-- An exit leads to the loopback address only, and to a port only while a process of this run listens there; or to the
-  socket of the file process.
-- Only a host that is of the run now is served: its certificate names one, and the coordinator has not forgotten it.
-- What passes is not read, and not kept beyond a buffer.
+- An exit leads only to a port of the loopback address on which a process of this run listens now, or to the socket of
+  the file process.
+- Only present hosts of the run are served: the certificate names the host, and the coordinator has not forgotten it.
+- Data that passes is not inspected, and at most one buffer of it is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 FILES = "files"
 """The word for the file process of a host."""
 WITHIN_S = 10.0
-"""To connect, and to say where to."""
+"""The time to connect, and to send the destination."""
 _BACKLOG = 512
 _OK = "ok"
 Serve = Callable[[End], Awaitable[None]]
@@ -89,7 +89,7 @@ class Tunnel:
         await asyncio.gather(*self._opening, return_exceptions=True)
         for end in tuple(self.ends):
             end.abort()
-        # Aborted connections close in the next turn of the loop.
+        # Aborted connections close in the next turn of the event loop.
         await asyncio.sleep(0)
         for path in (self._entrance, *(forward_path(self._entrance, name) for name in self._forwards)):
             path.unlink(missing_ok=True)
@@ -107,7 +107,8 @@ class Tunnel:
             os.umask(before)
 
     def _end(self, serve: Serve | None = None) -> End:
-        """`serve` opens its way once it is connected; what passes then needs no task."""
+        """An end of a new connection. `serve` finds its destination once it is connected; passing data then needs no
+        task."""
         return End(lambda end: self._begin(end, serve), self.ends.discard)
 
     def _begin(self, end: End, serve: Serve | None) -> None:

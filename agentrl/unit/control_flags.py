@@ -74,7 +74,7 @@ class ControlFlags:
         self.drain()
 
     def wait(self, until: Callable[[ControlFlags], bool], timeout_s: float | None) -> bool:
-        """Block this thread until `until` holds; returns False if the time is over before."""
+        """Block this thread until `until` returns true; returns False if the time is over first."""
         with self._changed:
             return self._changed.wait_for(lambda: until(self), timeout_s)
 

@@ -177,7 +177,7 @@ class CoordinatorProtocol:
         return self._due_report(now)
 
     def needs_announcement(self, at_most_s: float, now: float) -> bool:
-        """Return whether the coordinator would take a silence as long as this phase for death.
+        """Return whether the coordinator would treat a silence as long as this phase as death.
 
         Code that holds the GIL silences the thread of the socket too, so the report must precede the phase.
         """
