@@ -1,7 +1,7 @@
-"""Versions that are adapters: low-rank changes of a base, which engines have once. Without torch.
+"""Versions that consist of adapters: low-rank changes of a base, which each engine has once. Does not import torch.
 
-The files are those that peft writes. The base is a directory beside those of the versions; its files are in the
-manifest of each version, so an engine that comes late gets it like the version itself.
+The files have the format of peft. The base is a directory beside the directories of versions; its files are in the
+manifest of each version, so an engine that starts late gets the base like the version itself.
 
 Invariant: a config of adapters that could mean more than `base + alpha / r * up @ down` is refused.
 """
@@ -19,7 +19,7 @@ from agentrl.engines.interface import WeightsRefusedError
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."
-"""Of the names in these files."""
+"""The prefix of the names in these files."""
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
-    """`adapter_config.json`, as far as it changes what is computed."""
+    """The part of `adapter_config.json` that affects the computation."""
 
     r: int
     lora_alpha: float
@@ -56,7 +56,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 
 
 def config_of(data: bytes, source: Path) -> AdapterConfig:
-    """Raises WeightsRefusedError."""
+    """The checked config of a version's adapters. Raises WeightsRefusedError."""
     try:
         found = msgspec.json.decode(data, type=AdapterConfig)
     except msgspec.MsgspecError as broken:
@@ -67,7 +67,8 @@ def config_of(data: bytes, source: Path) -> AdapterConfig:
 
 
 def pairs_of(names: Iterable[str]) -> dict[str, Pair]:
-    """The matrices by the name of the weight of the base that they change. Raises ValueError for other tensors."""
+    """The pairs of matrices, by the name of the base's weight that each changes. Raises ValueError for other
+    tensors."""
     known = set(names)
     pairs = {
         name.removeprefix(PREFIX).removesuffix(_DOWN) + ".weight": Pair(name, name.removesuffix(_DOWN) + _UP)
@@ -80,7 +81,7 @@ def pairs_of(names: Iterable[str]) -> dict[str, Pair]:
 
 
 def name_in(base: Container[str], name: str) -> str:
-    """The name that the files of a base have for a weight of the model. Some models that read images are stored as
-    before their parts had a common root. Empty if the base has it under neither name."""
+    """The name of a weight of the model in the files of a base. Some models that read images are stored with older
+    names, without the common root of their parts. Empty if the base has neither name."""
     older = name.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)
     return next((one for one in (name, older) if one in base), "")

@@ -1,15 +1,15 @@
-"""The canary: a fixed set of sequences with the log-probs of the writer of the weights.
+"""The canary: a fixed set of sequences with the log-probs that the writer of the weights computed.
 
-An engine computes the same log-probs before it serves a version. If they differ by more than rounding explains, engine
-and trainer compute different models. `log_probs[i][j]` belongs to `ids[i][j + 1]` at temperature 1.
+An engine computes the same log-probs before it serves a version. If they differ by more than rounding can explain,
+engine and trainer compute different models. `log_probs[i][j]` belongs to `ids[i][j + 1]` at temperature 1.
 
 Invariants:
-- this module alone decides how much may differ: by the precision of both sides, and once engines have served the first
-  publication of a run, by what they differed there;
-- the weights of the version before are refused, also where one step changes less than the limit;
-- what follows an image agrees by itself, because most tokens of a canary follow none;
+- this module alone decides how large differences may be: by the precision of both sides, and after engines have served
+  the first publication of a run, by their differences there;
+- the weights of the previous version are refused, even if one step changes less than the limit;
+- tokens that follow an image must agree on their own, because most tokens of a canary follow no image;
 - a difference that is not a number never agrees;
-- a canary with another number of log-probs than of tokens is refused.
+- a canary whose number of log-probs does not fit its tokens is refused.
 """
 
 from __future__ import annotations
@@ -27,30 +27,34 @@ MEAN_LIMIT = 1e-3
 MEAN_LIMIT_HALF = 2e-2
 """The same if the engine or the trainer computes in 16 bits."""
 P99_OVER_MEAN = 10.0
-"""If rounding is the only difference, 99 of 100 tokens differ by less than this many times the limit of the mean."""
+"""If rounding is the only cause, 99 of 100 tokens differ by less than this multiple of the limit of the mean."""
 K3_OVER_SQUARE = 10.0
-"""K3 is half a mean square, so its limit is this many times the square of that limit."""
+"""K3 is about half a mean square, so its limit is this multiple of the square of the limit of the mean."""
 LARGEST_OVER_MEAN = 20.0
-"""A single token of the canary may differ by this many times the limit of the mean; more is reported."""
+"""A single token of the canary may differ by this multiple of the limit of the mean; a larger difference is
+reported."""
 
 
 TIMES_NOISE = 4.0
-"""A difference this many times that of the first publication is not the same noise."""
+"""A difference that exceeds this multiple of the difference at the first publication is more than the same noise."""
 LEAST_OF_LIMIT = 0.05
-"""The share of the limit of the precision that always may differ: weights that learned more have more noise."""
+"""This share of the precision's limit is always allowed, because weights that have learned more have more noise."""
 CERTAIN = 8.0
-"""The version before is told apart if its difference is this many times the error with which it can be measured: then
-the share of it that is found is known to an eighth, and a half, which decides, is four of those away from 0 and 1."""
+"""The previous version can be told apart if its difference is this multiple of the error of the measurement. Then the
+measured share of the difference is known to 1/8, and the deciding share of 1/2 is four such errors away from 0 and from
+1."""
 ROUNDING = 2.0
-"""What the writer rounds is in its numbers of both versions. Without any step, the difference of the two is therefore
-at most so many times what is left of ours, half of it points to the version before, and only more is a step."""
+"""The writer's own rounding is in its numbers of both versions. So even without any step their difference may be up to
+this multiple of the remaining noise, with half of it pointing to the previous version. Only a larger difference is a
+step."""
 CHANCE = 6.0
-"""That ratio, measured over n tokens, is off by 1/sqrt(n) of itself. With so many of these left for chance, rounding is
-taken for a step once in 10,000 times if it is distributed normally, and once in 1,000 like Student's t of four."""
+"""This ratio, measured over n tokens, has a relative error of 1/sqrt(n). With this many such errors as a margin,
+rounding is taken for a step once in 10,000 times if it is normally distributed, and once in 1,000 times if it follows
+Student's t with four degrees of freedom."""
 
 
 def limit_of(precision: str) -> float:
-    """The limit of the mean for one of the two sides."""
+    """The limit of the mean for the precision of one side."""
     return MEAN_LIMIT if precision in ("float", "float32") else MEAN_LIMIT_HALF
 
 
@@ -63,9 +67,9 @@ class Noise(msgspec.Struct, frozen=True):
 
 class CanaryImage(msgspec.Struct, frozen=True):
     number: int
-    """By which the ids of sequences name it."""
+    """The number by which the ids of sequences name it."""
     png: bytes
-    """In the size that the model sees."""
+    """The image as PNG, in the size that the model sees."""
 
 
 class Canary(msgspec.Struct, frozen=True):
@@ -74,13 +78,13 @@ class Canary(msgspec.Struct, frozen=True):
     ids: list[list[int]] = msgspec.field(default_factory=list)
     log_probs: list[list[float]] = msgspec.field(default_factory=list)
     precision: str = "float32"
-    """Of the writer's computation."""
+    """The precision of the writer's computation."""
     before: list[list[float]] = msgspec.field(default_factory=list)
-    """The log-probs of the same sequences by the version before, which must not be taken for this one."""
+    """The log-probs of the same sequences by the previous version, which must not be mistaken for this one."""
     noise: Noise | None = None
-    """What engines differed at the first publication."""
+    """The differences of engines at the first publication."""
     images: list[CanaryImage] = []
-    """Those that the sequences show."""
+    """The images that the sequences show."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,15 +92,16 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int = 0
     mean: float = 0.0
-    """Of all tokens, or of those that follow an image if it is larger."""
+    """The mean |difference| of all tokens, or of those that follow an image, whichever is larger."""
     largest: float = 0.0
     limit: float = MEAN_LIMIT
     """The limit of the mean."""
     towards_before: float = 0.0
-    """0 for the announced weights, 1 for those of the version before. Only if the difference can be measured."""
+    """0 for the announced weights, 1 for those of the previous version. It is 0 if the difference of the two cannot be
+    measured."""
 
     def problem(self) -> str:
-        """Empty, or why the weights must not serve. Not-a-number never agrees."""
+        """Why the weights must not serve; empty if they may. Not-a-number never agrees."""
         if self.towards_before > 0.5:
             return (
                 f"the canary is that of the version before: {self.towards_before:.0%} of what the step changed is "
@@ -116,7 +121,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN_LIMIT) -> Agreement:
-    """How much our log-probs of the canary differ from the writer's, if `limit` is that of our own precision.
+    """Compares our log-probs of the canary with the writer's. `limit` is the limit of our own precision.
 
     Raises WeightsRefusedError if counts differ.
     """
@@ -141,7 +146,7 @@ def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN
 
 
 def part_of(canary: Canary, places: Sequence[int], start: int) -> Canary:
-    """Of some sequences, what follows their token of that number."""
+    """The part of a canary with the sequences at these places, and of their log-probs only those from `start` on."""
     return msgspec.structs.replace(
         canary,
         ids=[canary.ids[place] for place in places],
@@ -151,7 +156,7 @@ def part_of(canary: Canary, places: Sequence[int], start: int) -> Canary:
 
 
 def _steps(canary: Canary) -> list[float]:
-    """How the version before differs, if it is known for the same sequences."""
+    """The differences of the previous version; empty if they are not known for the same sequences."""
     if [len(one) for one in canary.before] != [len(one) for one in canary.log_probs]:
         return []
     found = _differences(canary.before, canary.log_probs)
@@ -159,12 +164,12 @@ def _steps(canary: Canary) -> list[float]:
 
 
 def _towards(differences: Sequence[float], steps: Sequence[float]) -> float:
-    """The part of the differences that points to the version before. 0 if it could be chance."""
+    """The share of the step towards the previous version that the differences show. 0 if it could be chance."""
     square = math.fsum(step * step for step in steps)
     if not square:
         return 0.0
     share = math.fsum(one * step for one, step in zip(differences, steps, strict=True)) / square
-    # What is left if that part is taken away is noise; it decides how well the part is known.
+    # The remainder without that share is noise. It decides how precisely the share is known.
     noise = math.fsum((one - share * step) ** 2 for one, step in zip(differences, steps, strict=True)) / len(steps)
     count = len(steps)
     least = max(CERTAIN / math.sqrt(count), ROUNDING * (1 + CHANCE / math.sqrt(count)))
@@ -176,7 +181,7 @@ def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[floa
 
 
 def _behind_images(canary: Canary, ours: Sequence[Sequence[float]]) -> list[float]:
-    """The differences of tokens that follow an image, without those of images, which nothing predicts."""
+    """The differences of tokens that follow an image, without tokens of images, which no model predicts."""
     found: list[float] = []
     for ids, one, other in zip(canary.ids, ours, canary.log_probs, strict=False):
         first = next((place for place, token in enumerate(ids) if is_image(token)), None)

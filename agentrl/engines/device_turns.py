@@ -1,9 +1,9 @@
-"""An engine that shares its device with the trainer leaves it while the trainer has its turn.
+"""An engine that shares its device with the trainer leaves the device while the trainer has its turn.
 
 Invariants:
-- the trainer is told that the engine has left only when its calls have ended and the memory of its cache is released;
+- the engine reports that it has left only after its calls have ended and the memory of its cache is released;
 - no weights are loaded while the trainer has its turn;
-- if the trainer dies within its turn, the engine comes back when nothing asks for the device any more.
+- if the trainer dies within its turn, the engine comes back when the device is no longer requested.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class DeviceTurns:
         *,
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`asked`: whether the trainer has its turn, or wants it. `paused`: whether an operator has paused the unit."""
+        """`asked`: whether the trainer has its turn or requests it. `paused`: whether an operator has paused the
+        unit."""
         self._follower = follower
         self._engine = engine
         self._asked = asked
         self._paused = paused
         self._former: State | None = None
-        """What the engine did before it left."""
+        """The state of the engine before it left; None while it is here."""
 
     async def look(self) -> None:
         asked = await self._asked()
@@ -55,7 +56,7 @@ class DeviceTurns:
             await self._return(self._former)
 
     async def _leave(self) -> None:
-        """Samplers continue the calls that end here, when an engine serves again."""
+        """Leaves the device. Samplers continue the calls that end here when an engine serves again."""
         follower = self._follower
         await follower.loading.acquire()
         self._former, follower.state = follower.state, "loading"

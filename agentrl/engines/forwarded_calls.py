@@ -1,4 +1,4 @@
-"""Calls that an engine unit passes on to a server: how they end, and what waits while the engine is closed.
+"""Calls that an engine unit passes on to a server, and how they end.
 
 Invariants: a call ends once; an aborted call returns what it has; a call that arrives while the engine is closed is
 refused as busy, and the caller tries another engine.
@@ -31,9 +31,9 @@ class Piece(Protocol):
 class ForwardedCalls:
     def __init__(self) -> None:
         self.open = False
-        """Whether new calls are taken."""
+        """Whether new calls are accepted."""
         self._under_way: dict[str, asyncio.Event] = {}
-        """The calls, with what ends each."""
+        """The calls, each with the event that ends it."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -49,7 +49,7 @@ class ForwardedCalls:
         deadline_s: float,
         on_progress: Callable[[Generated], None] | None = None,
     ) -> Generated:
-        """Collects the answer."""
+        """Runs a call and collects its answer."""
         if not self.open:
             raise EngineBusyError("The engine loads weights and takes no calls.")
         if rid in self._under_way:
@@ -76,7 +76,7 @@ class ForwardedCalls:
                 self._idle.set()
 
     async def abort(self, rid: str) -> None:
-        """One call, or all for an empty `rid`; returns when they have ended."""
+        """Aborts one call, or all for an empty `rid`; returns when they have ended."""
         for name, ended in list(self._under_way.items()):
             if rid in ("", name):
                 ended.set()

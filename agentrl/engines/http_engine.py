@@ -51,7 +51,7 @@ class FinishReason(msgspec.Struct):
 
 
 class VersionSpan(msgspec.Struct):
-    """One version of an answer, by places in the output."""
+    """A part of an answer that one version generated, by places in the output."""
 
     version: str | int
     start: int
@@ -163,14 +163,15 @@ class HttpEngine:
         start: int = 0,
     ) -> list[float]:
         """`vocabulary`: the number of ids of the model of an SGLang server, which reports the last id as 0. `start`:
-        only what follows this token is scored, and what comes before it an SGLang server may have in its cache."""
+        only tokens after this place are scored; an SGLang server may take the tokens before it from its cache."""
         body = {
             **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version, images),
             "logprob_start_len": start,
         }
         del body["rid"]
         pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
-        # Nothing predicts the tokens of an image. SGLang scores its placeholder there, the embedded engine has 0.
+        # No model predicts the tokens of an image. There SGLang scores its placeholder, and the embedded engine returns
+        # 0.
         shown = [is_image(sent) for sent in ids[start + 1 :]]
         found = [
             0.0 if image else value for (value, _, _), image in zip(pairs[1:], shown, strict=False) if value is not None
@@ -189,14 +190,14 @@ class HttpEngine:
         await self._post("/continue_generation", {})
 
     async def release_memory(self) -> None:
-        """SGLang supports it only with `--enable-memory-saver`."""
+        """Releases the memory of the cache. SGLang supports this only with `--enable-memory-saver`."""
         await self._post("/release_memory_occupation", {"tags": ["kv_cache"]})
 
     async def restore_memory(self) -> None:
         await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]})
 
     async def flush(self, within_s: float = ORDER_WITHIN_S) -> None:
-        """SGLang only: empties the cache as soon as no call is in it. A call stays in it for a moment after its answer
+        """SGLang only: empties the cache as soon as no call uses it. A call still uses it for a moment after its answer
         was read."""
         end = time.monotonic() + within_s
         while True:
@@ -209,9 +210,9 @@ class HttpEngine:
             await asyncio.sleep(FLUSH_EVERY_S)
 
     async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:
-        """`keep_cache`: the new weights continue what calls in flight have computed. SGLang always does so for calls
-        that are paused in place; the embedded engine always computes again. Flush an SGLang server first if it should
-        keep nothing: with a call in its cache it loads the weights and then reports a failure."""
+        """Loads weights. `keep_cache`: calls in flight continue with the cache of the old weights. SGLang always does
+        this for calls that are paused in place; the embedded engine always computes their cache again. To keep nothing,
+        flush an SGLang server first: if a call is in its cache, it loads the weights and then reports a failure."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": not keep_cache}
         try:
             answer = await self._post("/update_weights_from_disk", body, within_s=UPDATE_WITHIN_S)
@@ -254,7 +255,7 @@ class HttpEngine:
     async def order(
         self, path: str, body: Mapping[str, Any] | None = None, *, within_s: float = ORDER_WITHIN_S
     ) -> None:
-        """Posts a request that is answered with its status only."""
+        """Posts a request whose answer is only a status."""
         await self._post(path, dict(body or {}), within_s=within_s)
 
     async def _post(self, path: str, body: dict[str, Any], *, within_s: float = ORDER_WITHIN_S) -> bytes:
@@ -334,7 +335,8 @@ def _sent_rid(rid: str) -> str:
 
 
 def _check_version(made: Generated, wanted: int | None) -> None:
-    """SGLang does not know the wanted version and may have loaded another one meanwhile."""
+    """Checks the version of an answer: SGLang does not get the wanted version, and may have loaded another one
+    meanwhile."""
     others = [version for version, _ in made.versions if version != wanted]
     if wanted is not None and others:
         raise VersionNotServedError(f"Version {wanted} was requested, and version {others[0]} answered.")
@@ -364,7 +366,7 @@ def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generat
 
 
 def _spans(meta: Meta, tokens: int) -> list[tuple[int, int]]:
-    """The runs of versions. A server that names one version generated all tokens by it."""
+    """The runs of versions. If a server names one version, that version generated all tokens."""
     try:
         if meta.weight_versions:
             return [(int(one.version), one.end - one.start) for one in meta.weight_versions if one.end > one.start]

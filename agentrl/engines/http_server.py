@@ -41,9 +41,9 @@ from agentrl.tracing import spans
 
 log = logging.getLogger("engine")
 LONGEST_CALL_S = 3600.0
-"""Callers have an earlier deadline of their own and abort."""
+"""Callers have their own, earlier deadline, and abort."""
 MOST_CALL_BYTES = 32 << 20
-"""Images come along with their call."""
+"""This large, because images come with their call."""
 Decode = Callable[[list[int]], str]
 
 
@@ -113,7 +113,7 @@ def build_app(
 
 
 class ServableEngine(Protocol):
-    """What this server needs of an engine."""
+    """The methods of an engine that this server uses."""
 
     async def generate(
         self,

@@ -1,8 +1,8 @@
 """The interface of an inference engine, and its errors.
 
 Invariants:
-- log-probs are those of log softmax(logits / temperature) over the whole vocabulary, also where `top_p`, `top_k` or
-  `min_p` cuts it; penalties change the logits before;
+- log-probs are those of log softmax(logits / temperature) over the whole vocabulary, even if `top_p`, `top_k` or
+  `min_p` cuts it; penalties change the logits first;
 - every generated token has exactly one version;
 - an aborted call returns what it has generated.
 """
@@ -37,7 +37,7 @@ class EngineRubbishError(EngineError):
 
 
 class EngineBusyError(EngineError):
-    """The engine is alive but takes no call now: it has no weights yet, or its queue is full."""
+    """The engine is alive but accepts no calls now: it has no weights yet, or its queue is full."""
 
 
 class CallRefusedError(EngineError):
@@ -49,11 +49,12 @@ class VersionNotServedError(CallRefusedError):
 
 
 class WeightsRefusedError(EngineError):
-    """New weights were refused; the version before them still serves."""
+    """New weights were refused; the previous version still serves."""
 
 
 class Sampling(SamplingRule, frozen=True, kw_only=True):
-    """How a call samples. Penalties count the output of the call: what a call before generated is prompt."""
+    """How a call samples. Penalties count only the output of the call; output of earlier calls is part of the
+    prompt."""
 
     max_new_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
@@ -62,14 +63,14 @@ class Sampling(SamplingRule, frozen=True, kw_only=True):
     """The same seed, prompt and weights give the same tokens, whatever other calls the engine computes."""
 
     def problem(self) -> str:
-        """Empty, or what is invalid."""
+        """What is invalid; empty if nothing is."""
         if self.max_new_tokens < 0:
             return f"max_new_tokens must be at least 0, not {self.max_new_tokens}"
         return SamplingRule.problem(self)
 
 
 class Generated(msgspec.Struct, kw_only=True):
-    """What one call produced."""
+    """The output of one call."""
 
     ids: list[int]
     log_probs: list[float]
@@ -93,9 +94,9 @@ class Load(msgspec.Struct, kw_only=True):
     context: int = 0
     paused: bool = False
     generated_tokens: int = 0
-    """Since the start, if the engine counts them."""
+    """Generated tokens since the start, if the engine counts them."""
     tokens_per_s: float = 0.0
-    """If the engine measures this instead."""
+    """Generated tokens per second, if the engine measures them instead of counting."""
 
 
 class Engine(Protocol):
@@ -111,8 +112,8 @@ class Engine(Protocol):
         version: int | None = None,
         images: Mapping[int, bytes] = NO_BYTES,
     ) -> Generated:
-        """Continues `ids`. At the deadline the call is aborted and returns what it has, with `abort`. `images`: those
-        that `ids` show, by number, in the size that the model sees."""
+        """Continues `ids`. At the deadline the call is aborted and returns what it has, with `abort`. `images`: the
+        images that `ids` show, by number, in the size that the model sees."""
         ...
 
     def stream(
@@ -125,8 +126,8 @@ class Engine(Protocol):
         version: int | None = None,
         images: Mapping[int, bytes] = NO_BYTES,
     ) -> AsyncIterator[Generated]:
-        """Yields the output so far again and again; the last one is complete. A consumer that stops reading ends the
-        call."""
+        """Repeatedly yields the output so far; the last one is complete. If the consumer stops reading, the call
+        ends."""
         ...
 
     async def score(

@@ -1,7 +1,6 @@
 """The manifest of one version of the weights: its files with their hashes, and the canary.
 
-Invariants: bytes that do not agree with the manifest are never loaded; the bytes that are loaded are those that were
-checked.
+Invariants: bytes that do not agree with the manifest are never loaded; the loaded bytes are the checked bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Base(msgspec.Struct, frozen=True):
     """Whole weights to which versions of adapters are added."""
 
     name: str
-    """Its directory, beside those of the versions."""
+    """The name of its directory, which is beside those of the versions."""
     files: dict[str, Content]
 
     @property
@@ -36,7 +35,7 @@ class Base(msgspec.Struct, frozen=True):
         return {name: content for name, content in sorted(self.files.items()) if name.endswith(SUFFIX)}
 
     def beside(self, version: Path) -> Path:
-        """The directory, for a version that has one of its own. Raises WeightsRefusedError."""
+        """The directory of the base, for a version in this directory. Raises WeightsRefusedError."""
         if Path(self.name).name != self.name:
             raise WeightsRefusedError(f"{self.name!r} is no plain name of a directory.")
         return version.parent / self.name
@@ -48,9 +47,9 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, Content]
     canary: Canary = msgspec.field(default_factory=Canary)
     deltas: dict[str, Delta] = {}
-    """Of files of which a host with the version before needs the difference only."""
+    """The deltas of files, for hosts that have the previous version."""
     base: Base | None = None
-    """If the version is adapters: what they change."""
+    """If the version consists of adapters: the weights that they change."""
 
     @property
     def weights(self) -> list[str]:
@@ -59,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def describe(directory: Path, names: Iterable[str], canary: Canary | None = None) -> Manifest:
-    """The manifest of files as they are now, for the writer of weights."""
+    """The manifest of the present files, for the writer of weights."""
     return Manifest({name: content_of(directory / name) for name in names}, canary or Canary())
 
 
@@ -101,7 +100,7 @@ def verify(directory: Path, manifest: Manifest) -> None:
 def problems(
     directory: Path, files: Mapping[str, Content], takes: Mapping[str, Take] = MappingProxyType({})
 ) -> list[str]:
-    """What is wrong with each wrong file. `takes` get the pieces of files that are right, while they are read."""
+    """The problem of each wrong file. `takes` are called with the correct pieces of files while they are read."""
     return [found for name, content in files.items() if (found := _problem(directory, name, content, takes.get(name)))]
 
 

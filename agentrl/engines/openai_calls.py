@@ -1,9 +1,9 @@
 """Calls a model behind an OpenAI-compatible address for an episode.
 
 Invariants:
-- A failure is one of an engine, so that episodes wait, go elsewhere or end as they do for engines of the run.
-- A service with too many calls (status 429) has done nothing: it is asked again, as late as it says itself, while there
-  is time for the call.
+- A failure is an EngineError, so episodes wait, use another engine or end as they do with engines of the run.
+- A service with too many calls (status 429) has done nothing: the call is repeated after the delay that the service
+  asks for, while there is time for the call.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from agentrl.other_models.service_calls import ServiceCalls, ServiceFailedError
 from agentrl.other_models.service_health import Health
 
 _REFUSALS = (400, 401, 403, 404, 413, 414, 422)
-"""A wrong key or name of a model does not become right while an episode waits."""
+"""Statuses that are not retried: a wrong key or model name will not become right while an episode waits."""
 LONGEST_S = 3600.0
 _WHO = re.compile(r"//[^/@]*@")
 """A name and a password in an address."""
 
 
 class OpenAiCalls:
-    """Of one address."""
+    """Calls to one address."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url, self._key = url, key
@@ -44,7 +44,7 @@ class OpenAiCalls:
         await self._calls.close()
 
     async def answer(self, body: Mapping[str, Any], *, within_s: float = LONGEST_S) -> Answer:
-        """The body has `messages` or a `prompt`. Raises EngineError."""
+        """The answer to a request whose body has `messages` or a `prompt`. Raises EngineError."""
         request = openai_request(self._url, body, self._key)
         health, ends_at = Health(), time.monotonic() + within_s
         while True:

@@ -1,12 +1,12 @@
-"""An OpenAI-compatible API that somebody else runs, as an engine for evaluation.
+"""An OpenAI-compatible API that other people run, as an engine for evaluation.
 
-It gets the text of a conversation as the chat template of the run's model writes it, and its text becomes ids by the
-tokenizer of that model.
+It gets the text of a conversation as the chat template of the run's model writes it, and the tokenizer of that model
+turns its answer into ids.
 
 Invariants:
-- nothing that it answers may train: it has no log-probs, and its ids are not those that were sampled; the configuration
-  refuses it for a run that trains;
-- it serves the version that it is given, whatever the weights, because it has its own.
+- its answers may never train: they have no log-probs, and their ids are not the sampled ones; the configuration refuses
+  it for a run that trains;
+- it reports the version that it is given, but its weights are always its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentrl.engines.manifest import Manifest
 from agentrl.engines.openai_calls import OpenAiCalls
 
 MOST_STOPS = 4
-"""Of one call, by the API."""
+"""The most stop texts of one call in this API."""
 
 
 class _Whole(msgspec.Struct):
@@ -109,7 +109,7 @@ class OpenAiEngine:
         await self._calls.abort(rid)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Calls under way cannot be paused there; they end, or are aborted."""
+        """Calls under way cannot be paused in this API; they end, or are aborted."""
         self._running.clear()
         if mode == "abort":
             await self._calls.abort("")
@@ -163,6 +163,6 @@ class OpenAiEngine:
         one = await self._api.answer(body)
         found = tokenizer.encode(one.text)[: sampling.max_new_tokens]
         if one.finish == "stop" and sampling.stop_token_ids:
-            # The API leaves out what a turn ends with.
+            # The API leaves out the end token of a turn.
             found.append(sampling.stop_token_ids[0])
         yield _Whole(found, [0.0] * len(found), one.finish)

@@ -2,13 +2,13 @@
 
 Invariants:
 - weights serve only after their files and their canary agree with the announcement;
-- a refused publication is refused once, with the reason, and the version before it continues to serve;
+- a refused publication is refused once, with the reason, and the previous version continues to serve;
 - an update needs a permit, so that not all engines update at the same time;
 - an engine that cannot serve while it loads leaves routing before it begins;
 - the newest publication that was not refused is loaded; older ones are skipped;
-- the files of a version are not got any further once a newer one makes them worthless, but never of two in a row;
-- an engine whose load does not end dies, so that another takes its place;
-- while the database is away the engine serves what it has.
+- getting the files of a version stops when a newer version makes them worthless, but never for two versions in a row;
+- an engine whose load does not end dies, so that another one replaces it;
+- while the database is away the engine goes on serving its version.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ log = logging.getLogger("engine")
 REPORT_EVERY_S = 2.0
 LOOK_EVERY_S = 0.2
 LOOK_FOR_PINS_EVERY_S = 1.0
-"""An evaluation takes much longer than that."""
+"""This is often enough, because an evaluation takes much longer."""
 ACT_AT_MOST_S = 60.0
-"""For one look apart from loading: requests to the store and to the engine."""
+"""How long the requests of one look to the store and to the engine may take, without loading."""
 MAX_WAIT_S = 5.0
 LEAVE_WITHIN_S = 5.0
 LOOK_FOR_NEWER_S = 1.0
-"""While files are on their way."""
+"""How often to look for a newer version while files are being transferred."""
 State = Literal["starting", "loading", "serving", "parked", "draining", "gone"]
 """`parked`: it has left its device to the trainer."""
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine reads of a Publication."""
+    """The part of a Publication that an engine reads."""
 
     version: int
     path: str
-    """Relative to the run's directory."""
+    """The path of its files, relative to the run's directory."""
     manifest: Manifest
 
 
 class Publications(Protocol):
-    """The store's side. Errors of its methods are logged and the call is repeated later."""
+    """The interface to the store. If a method fails, the error is logged and the call is repeated later."""
 
     async def newest(self, than: int | None, *, but: Collection[int] = ()) -> Announced | None:
-        """The newest publication that engines should serve, if it is newer than this version and not in `but`."""
+        """The newest publication that engines should serve and that is not in `but`; None if it is not newer than this
+        version."""
         ...
 
     async def pinned(self) -> Announced | None:
@@ -71,18 +72,18 @@ class Publications(Protocol):
         ...
 
     async def served(self, version: int, engine: str, agreement: Agreement | None, *, at: datetime) -> None:
-        """This engine serves the version with this result of the canary since `at`; returns the permit."""
+        """Stores that this engine serves the version since `at`, with this canary result; gives the permit back."""
         ...
 
     async def refused(self, version: int, engine: str, why: str) -> None:
-        """This engine refuses the version; returns the permit."""
+        """Stores that this engine refuses the version; gives the permit back."""
         ...
 
     async def report(self, service: Service) -> None: ...
 
 
 class UnitEngine(Protocol):
-    """What an engine unit needs of the engine that it runs, of whatever kind."""
+    """The interface of any kind of engine for its engine unit."""
 
     @property
     def agreement(self) -> Agreement | None:
@@ -142,13 +143,13 @@ class _Decision(NamedTuple):
 
 
 def is_worthless(share: float, after_another: bool) -> bool:
-    """Whether files of which this share has come are better left for those of a newer version. More than half is
-    finished first; and where versions come faster than their files, every other one is finished."""
+    """Whether a transfer of which this share is done should be stopped in favour of a newer version. A transfer that is
+    more than half done is finished. If versions come faster than their files, every other one is finished."""
     return share < 0.5 and not after_another
 
 
 async def nothing_to_bring(announced: Announced) -> None:
-    """For a host that shares the run's directory."""
+    """Does nothing, for a host that shares the run's directory."""
 
 
 async def nothing_to_keep(versions: Collection[int]) -> None: ...
@@ -179,13 +180,13 @@ class PublicationFollower:
         waiting_for: Callable[[int], AbstractContextManager[None]] = lambda version: contextlib.nullcontext(),
     ) -> None:
         """`service` names the engine and its address; its state and version are kept here. `on_problem` gets the reason
-        why nothing serves, and an empty text when a version does.
+        why no version is served, and an empty text when one is.
 
-        Without `second` the engine holds one version. Then, if it is the one that `evaluates`, it serves the version
-        of an evaluation instead of the newest. One that `only_evaluates` serves nothing else, and only calls that name
-        that version; publications do not become current by it. `waiting_for` is entered while a version is loaded.
-        `bring` gets the files of a version to this host, `brought` is the share of them that has come, and `keep` names
-        the versions whose files are needed there.
+        Without `second` the engine holds only one version. If such an engine `evaluates`, it serves the version of an
+        evaluation instead of the newest one. An engine that `only_evaluates` serves only versions of evaluations, only
+        to calls that name the version, and does not make publications current. `waiting_for` is entered while a version
+        is loaded. `bring` gets the files of a version to this host, `brought` returns the share of them that has
+        arrived, and `keep` names the versions whose files are still needed.
         """
         self._engine = engine
         self._publications = publications
@@ -198,7 +199,7 @@ class PublicationFollower:
         self._keep = keep
         self._brought = brought
         self._abandoned = False
-        """The last files that were on their way were of a version that a newer one made worthless."""
+        """Whether the last transfer was stopped because a newer version made it worthless."""
         self._load_within_s = load_within_s
         self._on_version = on_version
         self._on_canary = on_canary
@@ -208,15 +209,15 @@ class PublicationFollower:
         self._waiting_for = waiting_for
         self._refused: set[int] = set()
         self._unreported: _Decision | None = None
-        """Not yet in the store."""
+        """A decision that is not yet in the store."""
         self._evaluated: Announced | None = None
         self._pinned: int | None = None
         self._canary_passed = ""
-        """When, for people."""
+        """The time at which the canary passed, for people."""
         self.version: int | None = None
         self.state: State = "starting"
         self.loading = asyncio.Lock()
-        """Held while weights are loaded; who holds it keeps others from being loaded."""
+        """Held while weights are loaded; holding it prevents any load."""
 
     async def follow(self, also: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
         """Loads and reports until cancelled. `also` is done as often as it looks for weights."""
@@ -232,7 +233,7 @@ class PublicationFollower:
         if self.loading.locked():
             return
         wanted = await self._wanted()
-        # The files come before the permit: an engine on its way takes nothing out of routing, and hosts that get a
+        # The files come before the permit: an engine that still gets files stays in routing, and hosts that get a
         # version at the same time pass it on to each other.
         if wanted is None or not await self._has_files(wanted):
             return
@@ -243,8 +244,8 @@ class PublicationFollower:
             await self._keep({version for version in (self.version, self._pinned) if version is not None})
 
     async def _has_files(self, announced: Announced) -> bool:
-        """Get the files of a version to this host. Returns False if it is refused, because its manifest is damaged, or
-        if a newer version made it worthless."""
+        """Get the files of a version to this host. Returns False if the version is refused because its manifest is
+        damaged, or if a newer version made it worthless."""
         bringing = asyncio.ensure_future(self._bring(announced))
         try:
             while not (await asyncio.wait([bringing], timeout=LOOK_FOR_NEWER_S))[0]:
@@ -263,7 +264,8 @@ class PublicationFollower:
         return True
 
     async def _newer_than(self, announced: Announced) -> Announced | None:
-        """None also for a version that an evaluation needs, and while the database is away."""
+        """A newer publication, if there is one; None for a version that an evaluation needs, and while the database is
+        away."""
         if self._evaluated is not None and self._evaluated.version == announced.version:
             return None
         with contextlib.suppress(StoreError):
@@ -392,7 +394,7 @@ class PublicationFollower:
         return path
 
     async def _repeat(self, act: Callable[[], Awaitable[None]], every_s: float) -> None:
-        """The task boundary: logs errors and repeats the act, more rarely each time. Only a dead engine ends it."""
+        """The task boundary: logs errors and repeats the act after growing pauses. Only a dead engine ends it."""
         wait_s = every_s
         while True:
             try:

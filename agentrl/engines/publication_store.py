@@ -1,4 +1,4 @@
-"""Publications and services in MongoDB, as an engine uses them.
+"""Publications and services in MongoDB, for engines.
 
 Invariants:
 - every change is one conditional update, with times of the server;
@@ -26,7 +26,8 @@ from agentrl.store.weight_documents import CanaryReading
 
 S = PublicationStatus
 LOADABLE = [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.SKIPPED]
-"""For an evaluation: a skipped publication keeps its files as long as an evaluation waits for it."""
+"""States of publications that an evaluation can use: a skipped one keeps its files as long as an evaluation waits for
+it."""
 
 
 class StoredPublications:
@@ -43,8 +44,8 @@ class StoredPublications:
         return _announced(await self._database.find_one("Publication", wanted, sort=[("_id", -1)]))
 
     async def pinned(self) -> Announced | None:
-        """The oldest version with a requested evaluation or with open evaluation tasks; also one that was overtaken
-        before any engine served it."""
+        """The oldest version with a requested evaluation or with open evaluation tasks, even if it was overtaken before
+        any engine served it."""
         loadable = {"status": {"$in": LOADABLE}}
         wanted = {**loadable, "evaluation": {"$in": ["wanted", "queued"]}}
         requested = await self._database.find_one("Publication", wanted, sort=[("_id", 1)])
@@ -58,7 +59,7 @@ class StoredPublications:
 
     async def permit(self, version: int, engine: str) -> bool:
         """At most half of the serving engines load at the same time, but always one; versions do not matter."""
-        # An engine for evaluations only has no version for others.
+        # An engine that only evaluates has no version for other calls.
         routed = {"kind": "engine", "state": "serving", "version": {"$type": "number"}}
         serving = await self._database.count("Service", routed)
         others = _valid_permits(await self._routed(but=engine))
@@ -97,13 +98,13 @@ class StoredPublications:
         await service_registry.report(self._database, service)
 
     async def _routed(self, *, but: str) -> list[str]:
-        """The engines whose permits count. One that has not served yet, or is gone, takes nothing out of routing."""
+        """The engines whose permits count. An engine that has not served yet, or is gone, is not in routing anyway."""
         there = await service_registry.seen(self._database, "engine", ["serving", "loading"])
         return [one.id for one in there if one.id != but]
 
     async def _keeps_permits(self) -> int | None:
-        """The id of the first publication. It keeps the permits of all versions, because only within one document can
-        they be counted and taken in one update."""
+        """The id of the first publication. It holds the permits of all versions, because they can be counted and taken
+        in one update only within one document."""
         first = await self._database.find_one("Publication", {}, sort=[("_id", 1)], projection=["_id"])
         return None if first is None else int(first["_id"])
 

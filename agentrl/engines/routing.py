@@ -1,9 +1,9 @@
-"""Which engine a call goes to. Pure: no clock, no network; randomness comes from a generator that is passed in.
+"""Chooses the engine for a call. Pure: no clock, no network; randomness comes from a generator that is passed in.
 
 Invariants:
 - only an engine that serves a version, has reported recently and was not found dead is chosen;
-- a dead engine is out with the call that found it dead, and comes back only with a newer report;
-- calls of a conversation stay on one engine while it is not clearly fuller than the others;
+- an engine is excluded as soon as a call finds it dead, and comes back only with a newer report;
+- calls of a conversation stay on one engine unless it is clearly fuller than the others;
 - ties are broken at random, so that callers do not all choose the same engine.
 """
 
@@ -19,7 +19,7 @@ SILENT_AFTER_S = 10.0
 """Engines report every two seconds."""
 MAX_CONVERSATIONS = 20_000
 STAY_WITHIN = 0.5
-"""A conversation leaves its engine if that is fuller than the emptiest one by this share of its slots."""
+"""A conversation leaves its engine if the engine is fuller than the emptiest one by this share of its slots."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None
     slots: int = 1
     running: int = 0
-    """Calls of all callers, by its last report."""
+    """The running calls of all callers, by its last report."""
     seen_at: float
     """Time of the last report, on the clock of `now`."""
     versions_loaded: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class Router:
             return False
         if version is not None:
             return version == one.version or version in one.versions_loaded
-        # An engine for evaluations only has none but versions that it holds.
+        # An engine that only evaluates serves only the versions that it holds.
         return one.version is not None and (oldest is None or one.version >= oldest)
 
     def _fullness(self, one: Candidate) -> float:

@@ -1,8 +1,8 @@
-"""How the tensors of a version are laid out over safetensors files, without torch.
+"""How the tensors of a version are distributed over safetensors files. Does not import torch.
 
 Invariants:
 - the same names, types and shapes give the same files with the same headers, whatever the values are: two versions of a
-  model differ in the bytes of their tensors only;
+  model differ only in the bytes of their tensors;
 - a tensor is in one file; a file is larger than the limit only if it has a single tensor.
 """
 
@@ -67,23 +67,23 @@ def index_of(files: list[File]) -> bytes:
 
 
 class Place(NamedTuple):
-    """Where a file has a tensor."""
+    """The place of a tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """In the file."""
+    """The offset in the file."""
     end: int
 
 
 def header_bytes(start: bytes | bytearray | memoryview) -> int:
-    """How many bytes of a file are its header, of which `start` has the first eight at least."""
+    """The size of a file's header. `start` has at least the first eight bytes of the file."""
     return 8 + int.from_bytes(start[:8], "little")
 
 
 def places_of(start: bytes | bytearray | memoryview, size: int) -> dict[str, Place]:
-    """The tensors of a file of this size, of which `start` has the whole header. Raises ValueError, with the reason,
-    for anything else."""
+    """The tensors of a file of this size; `start` has its whole header. Raises ValueError, with the reason, if the
+    header is wrong."""
     length = header_bytes(start)
     if not 8 <= length <= min(len(start), size):
         raise ValueError("it ends within its header")
@@ -107,7 +107,7 @@ def places_of(start: bytes | bytearray | memoryview, size: int) -> dict[str, Pla
 
 
 class _Entry(msgspec.Struct):
-    """Of a tensor. The metadata of the file has none of these."""
+    """The header's entry of a tensor. The entry of the file's metadata has none of these fields."""
 
     dtype: str = ""
     shape: tuple[int, ...] = ()

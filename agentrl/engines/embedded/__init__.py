@@ -1,1 +1,2 @@
-"""An engine of our own for small models on CPUs; it speaks SGLang's HTTP API. Only this package imports torch here."""
+"""Our own engine for small models on CPUs. It has SGLang's HTTP API. Within `agentrl.engines` only this package imports
+torch."""

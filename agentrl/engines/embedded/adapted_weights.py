@@ -1,7 +1,7 @@
 """Whole weights from a base and the adapters of a version.
 
-The base is read and checked once, and stays in memory: of a version that is adapters, only these are read. Weights that
-they do not change are those of the base, without a copy.
+The base is read and checked once, and stays in memory: for a later version only its adapters are read. Weights that the
+adapters do not change are those of the base, without a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.engines.safetensors_layout import Place
 
 
 class KeptBase:
-    """The base of the last version that had one."""
+    """Keeps the base of the last version that had one."""
 
     def __init__(self) -> None:
         self._base: Base | None = None
@@ -31,7 +31,7 @@ class KeptBase:
         self._base, self._tensors = None, {}
 
     def tensors(self, directory: Path, base: Base, room: Room) -> Mapping[str, Tensor]:
-        """Raises WeightsRefusedError if its files are not as announced."""
+        """The tensors of a base. Raises WeightsRefusedError if its files are not as announced."""
         if base != self._base:
             self.forget()
             self._tensors = read_tensors(directory, base.weights, room)

@@ -1,5 +1,5 @@
-"""The architecture of a model that this engine's own decoder computes, from the `config.json` of its directory; no
-tensors. All others are computed by the modules of transformers.
+"""The architecture of a model that this engine's own decoder can compute, from the `config.json` of its directory; no
+tensors. All other models are computed by the modules of transformers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def theta(self) -> float:
-        """Base of the rotary embedding; newer directories keep it one level deeper."""
+        """Base of the rotary embedding; newer `config.json` files have it one level deeper."""
         return float(self.rope_theta or (self.rope_parameters or {}).get("rope_theta") or 10_000.0)
 
     @property
@@ -45,7 +45,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the decoder computes exactly this."""
+        """Whether our own decoder computes exactly this architecture."""
         rope = self.rope_parameters or self.rope_scaling or {}
         return (
             self.hidden_act == "silu"
@@ -87,7 +87,8 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 def architecture_of(data: bytes, source: Path) -> Architecture | None:
-    """None for a model of another kind. Raises ConfigError if this is no configuration of a model."""
+    """The architecture in a `config.json`; None for a model of another kind. Raises ConfigError if this is no
+    configuration of a model."""
     try:
         if msgspec.json.decode(data, type=_Kind).model_type != "qwen3":
             return None

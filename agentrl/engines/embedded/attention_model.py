@@ -1,10 +1,10 @@
-"""Any decoder of transformers whose layers are softmax attention, over rows.
+"""Any decoder of transformers whose layers are all softmax attention, over rows.
 
-transformers calls this file's attention as the implementation `NAME`; the runs of a round are an argument of the
-model's forward pass, and all of their tokens are one sequence of it. So norms, rotations, experts and the head are
-transformers' own.
+transformers calls this file's attention as the implementation `NAME`. The runs of a round are an argument of the
+model's forward pass, which sees all of their tokens as one sequence. So norms, rotations, experts and the head are
+those of transformers.
 
-Invariant: a model with another kind of layer is none of these; see `state_model`.
+Invariant: a model with any other kind of layer is not computed here; see `state_model`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOFTMAX = {"full_attention", "sliding_attention"}
 
 
 class Round:
-    """The runs of one forward pass, and where each of their tokens is kept."""
+    """The runs of one forward pass, and the place where each of their tokens is kept."""
 
     def __init__(self, kept: GrowingKeys, runs: Sequence[Run], device: torch.device) -> None:
         self.kept = kept
@@ -38,7 +38,7 @@ class Round:
 
 
 class GrowingKeys(Keys):
-    """Keys and values whose shape the first computed tokens show."""
+    """Keys and values whose shape is taken from the first computed tokens."""
 
     def __init__(self, rows: int, positions: int) -> None:
         super().__init__([], [])
@@ -90,7 +90,7 @@ class AttentionModel:
 
 
 def is_attention_only(model: transformers.PreTrainedModel) -> bool:
-    """Whether each layer is softmax attention that transformers computes by an exchangeable function."""
+    """Whether each layer is softmax attention that transformers computes by a replaceable function."""
     kinds = set(getattr(model.config, "layer_types", None) or _SOFTMAX)
     cache = transformers.DynamicCache(config=model.config)
     known = (transformers.cache_utils.DynamicLayer, transformers.cache_utils.DynamicSlidingWindowLayer)

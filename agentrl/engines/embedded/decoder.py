@@ -1,4 +1,4 @@
-"""The forward pass of a Qwen3 decoder over rows, in few and large products.
+"""The forward pass of a Qwen3 decoder over rows, in a few large matrix products.
 
 Other architectures are computed by the modules of transformers (`attention_model`, `state_model`).
 """
@@ -22,7 +22,7 @@ from agentrl.tokens.image_ids import is_image
 
 
 class Layer(NamedTuple):
-    """One decoder layer, with the matrices that are applied to the same input in one."""
+    """One decoder layer. Matrices that are applied to the same input are joined into one."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -82,7 +82,7 @@ class Keys:
         return min(shared, cached)
 
     def show(self, images: Mapping[int, Patches]) -> None:
-        """Texts only; a model that reads images has more of this."""
+        """Does nothing, because this model reads only text."""
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
         for store in (*self.keys, *self.values):
@@ -90,7 +90,7 @@ class Keys:
 
 
 class Cache(Keys):
-    """With the rotary embedding of every position."""
+    """Keys and values, with the rotary embedding of every position."""
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], rotation: Rotation) -> None:
         super().__init__(keys, values)
@@ -125,8 +125,8 @@ class Rotation(NamedTuple):
 
 
 def room_of(architecture: Architecture) -> dict[str, Tensor]:
-    """Room for all weights, by their Hugging Face names. Matrices that are applied to the same input lie one after
-    another, so `assemble` need not copy them."""
+    """Empty tensors for all weights, by their Hugging Face names. Matrices that are applied to the same input are
+    adjacent in memory, so `assemble` need not copy them."""
     shapes = architecture.shapes()
     found: dict[str, Tensor] = {}
     for number in range(architecture.num_hidden_layers):
@@ -185,7 +185,7 @@ def _joined(layer: int) -> tuple[list[str], list[str]]:
 
 
 def _in_one(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices one below another; without a copy if they lie in memory like that."""
+    """Matrices stacked in rows; without a copy if they are adjacent in memory."""
     ends = [one.data_ptr() + one.numel() * one.element_size() for one in parts]
     together = all(end == later.data_ptr() for end, later in zip(ends, parts[1:], strict=False))
     first = parts[0]
@@ -195,7 +195,7 @@ def _in_one(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Batch:
-    """The runs of one forward pass, and where each of their tokens is."""
+    """The runs of one forward pass, and the place of each of their tokens."""
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         """Runs of one token come first: they share one call of attention."""
@@ -206,7 +206,7 @@ class Batch:
 
 
 def forward(model: Model, cache: Cache, tokens: Tensor, batch: Batch) -> Tensor:
-    """The last hidden state of every token of the batch, [tokens, hidden]; the cache is extended on the way."""
+    """The last hidden state of every token of the batch, [tokens, hidden]. Also extends the cache."""
     shape, rows, positions = model.architecture, batch.rows, batch.positions
     heads, kv_heads, eps = shape.num_attention_heads, shape.num_key_value_heads, shape.rms_norm_eps
     x = model.embedding[tokens.to(model.device)]
@@ -227,7 +227,7 @@ def forward(model: Model, cache: Cache, tokens: Tensor, batch: Batch) -> Tensor:
 def scores_in_one_pass(
     model: ServedModel, sequences: Sequence[Sequence[int]], images: Mapping[int, Patches] = NO_IMAGES
 ) -> list[list[float]]:
-    """Log-probs of all ids but the first, with rows of their own. One pass reads the weights once."""
+    """Log-probs of all ids except the first, computed in separate rows. One pass reads the weights once."""
     longer = [ids for ids in sequences if len(ids) > 1]
     if not longer:
         return [[] for _ in sequences]
@@ -243,7 +243,7 @@ def scores_in_one_pass(
 
 
 def scores_of(logits: Tensor, ids: Sequence[int]) -> list[float]:
-    """Log-probs of all ids but the first, from the logits behind each of the others; 0 for those of images, which no
+    """Log-probs of all ids except the first, each from the logits of the preceding token; 0 for ids of images, which no
     model predicts."""
     spread = torch.log_softmax(logits.float(), dim=-1)
     words = torch.tensor([0 if is_image(token) else token for token in ids[1:]], device=spread.device)

@@ -1,10 +1,10 @@
-"""The embedded engine: the slot engine in a thread of its own, with an asynchronous interface.
+"""The embedded engine: the slot engine in a separate thread, with an asynchronous interface.
 
 Invariants:
-- only that thread touches the slot engine; other code gives it orders, which it executes between two steps;
+- only that thread uses the slot engine; other code sends it orders, which it executes between two steps;
 - if the thread fails, every call fails and `failure` has the reason: an engine in an unknown state is replaced, not
   repaired;
-- weights are read and checked outside of the thread, so it generates meanwhile.
+- weights are read and checked outside of the thread, which goes on generating meanwhile.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class EmbeddedEngine:
     """Implements `Engine` within the process. Its methods are called from one event loop.
 
     A round of computing costs nearly as much for few sequences as for many. While less than half of the slots are
-    taken, rounds begin at least `gather_s` apart, so that calls which come one by one are computed together.
+    taken, rounds begin at least `gather_s` apart, so that calls which arrive one by one are computed together.
     """
 
     def __init__(self, *, slots: int, context: int, gather_s: float = 0.0, device: str = "cpu") -> None:
@@ -87,7 +87,7 @@ class EmbeddedEngine:
         self.failure: BaseException | None = None
         """The error that ended the thread, if it ended."""
         self.steps = 0
-        """Rounds of computing so far; a watchdog sees a hang by it."""
+        """Rounds of computing so far; a watchdog detects a hang by it."""
         self.agreement: Agreement | None = None
         """The canary result of the weights that serve."""
         self._thread = threading.Thread(target=self._work, name="engine-loop", daemon=True)
@@ -164,7 +164,8 @@ class EmbeddedEngine:
             raise
 
     async def _patches(self, images: Mapping[int, bytes], version: int | None) -> Mapping[int, Patches]:
-        """Raises CallRefusedError for images that the model is not shown so, or another one of the same number."""
+        """The patches of these images. Raises CallRefusedError for an image that the model cannot be shown, or whose
+        number stands for another image."""
         how = (await self._order(lambda: self._slots.model_of(version))).processing
         if how is None:
             raise CallRefusedError("The model of this engine reads no images.")
@@ -245,7 +246,7 @@ class EmbeddedEngine:
             self.agreement = agreement
 
     async def serve_unpublished(self, directory: Path, version: int) -> None:
-        """Serves weights that no trainer published, so that nothing says what they should answer."""
+        """Serves weights that no trainer published, so there is no canary to compare them with."""
         async with self._updating:
             model = await asyncio.to_thread(read_unpublished, directory, version, self._device)
             await self._order(lambda: self._slots.switch(model))
@@ -284,7 +285,7 @@ class EmbeddedEngine:
     # ---- between the loop and the thread ----
 
     async def _order(self, act: Callable[[], T]) -> T:
-        """Has the thread do it between two steps."""
+        """Lets the thread do the work between two steps, and returns the result."""
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
         # A running future cannot be cancelled from the waiting side, so the thread can always set it.
         done.set_running_or_notify_cancel()
@@ -305,7 +306,7 @@ class EmbeddedEngine:
             return True
 
     def _work(self) -> None:
-        """The thread."""
+        """The main function of the thread."""
         try:
             with torch.inference_mode():
                 while self._next_round():

@@ -40,8 +40,8 @@ def load_verified(
     device: torch.device | str = "cpu",
     kept: KeptBase | None = None,
 ) -> tuple[ServedModel, Agreement]:
-    """A model whose files and answers agree with the manifest. `kept` has the base of versions that are adapters, or
-    gets it. Raises WeightsRefusedError."""
+    """A model whose files and answers agree with the manifest. `kept` holds the base of versions that are adapters; the
+    base is read into it if necessary. Raises WeightsRefusedError."""
     of_weights = {ADAPTER_FILE} if manifest.base is not None else set() if manifest.weights else {ONE_FILE}
     missing = {CONFIG_FILE, *of_weights} - manifest.files.keys()
     if missing:
@@ -65,7 +65,7 @@ def load_verified(
 
 
 def read_unpublished(directory: Path, version: int, device: torch.device | str = "cpu") -> ServedModel:
-    """A model without a manifest. Raises WeightsRefusedError if its tensors are not those of its configuration."""
+    """A model without a manifest. Raises WeightsRefusedError if its tensors do not fit its configuration."""
     files = (CONFIG_FILE, *processing.FILES)
     contents = {name: (directory / name).read_bytes() for name in files if (directory / name).is_file()}
     return model_of(
@@ -75,7 +75,7 @@ def read_unpublished(directory: Path, version: int, device: torch.device | str =
 
 @torch.inference_mode()
 def check_canary(model: ServedModel, manifest: Manifest) -> Agreement:
-    """Raises WeightsRefusedError if the model gives other log-probs for the canary than its writer."""
+    """Raises WeightsRefusedError if the model's log-probs for the canary differ from those of its writer."""
     canary = manifest.canary
     images: dict[int, Patches] = {}
     if canary.images and model.processing is not None:
@@ -99,8 +99,8 @@ def model_of(
     read: Callable[[Room], Mapping[str, Tensor]],
     device: torch.device | str = "cpu",
 ) -> ServedModel:
-    """`read` gives tensors whose contents, names and shapes are checked; `contents` are those of the configuration, and
-    of what says how images are shown. Raises WeightsRefusedError."""
+    """The model. `read` returns tensors whose contents, names and shapes are checked; `contents` has the contents of
+    the configuration files. Raises WeightsRefusedError."""
     config = contents[CONFIG_FILE]
     try:
         architecture = architecture_of(config, directory / CONFIG_FILE)
@@ -112,7 +112,7 @@ def model_of(
 
 
 def _room_in(directory: Path, architecture: Architecture) -> Room:
-    """Room for the tensors of this architecture."""
+    """Makes empty tensors for this architecture."""
 
     def room(places: Mapping[str, Place]) -> dict[str, Tensor]:
         shapes = {name: place.shape for name, place in places.items()}
@@ -145,7 +145,7 @@ def _of_transformers(
 
     try:
         with tempfile.TemporaryDirectory() as place:
-            # transformers reads a file only; this one has the content that was checked.
+            # transformers can only read a file, so the checked content is written to one.
             Path(place, CONFIG_FILE).write_bytes(contents[CONFIG_FILE])
             described = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
         shown = _processing(directory, contents)
@@ -169,7 +169,7 @@ def _of_transformers(
 
 
 def _processing(directory: Path, contents: Mapping[str, bytes]) -> Processing | None:
-    """How images are shown; None for a model of texts. Raises WeightsRefusedError."""
+    """How images are shown; None for a model that reads only text. Raises WeightsRefusedError."""
     described = json.loads(contents[CONFIG_FILE])
     if not processing.reads_images(described):
         return None

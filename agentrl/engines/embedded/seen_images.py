@@ -1,8 +1,8 @@
-"""The patches of the images that calls brought, for the next call that shows them.
+"""The patches of images of earlier calls, for the next call that shows them.
 
 Invariants:
 - a number stands for one image: the cache of an engine is keyed by it, so the same number with other bytes is refused;
-- old patches are forgotten, what a number stands for is not.
+- old patches are dropped, but the meaning of a number is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_BYTES = 256 << 20
 
 
 class SeenImages:
-    """May be used by several threads."""
+    """The images seen so far. May be used by several threads."""
 
     def __init__(self) -> None:
         self._digests: dict[int, bytes] = {}
@@ -29,7 +29,7 @@ class SeenImages:
         self._turn = threading.Lock()
 
     def patches(self, images: Mapping[int, bytes], how: Processing) -> dict[int, Patches]:
-        """Raises ImageError."""
+        """The patches of these images. Raises ImageError."""
         return {number: self._one(number, png, how) for number, png in images.items()}
 
     def _one(self, number: int, png: bytes, how: Processing) -> Patches:

@@ -1,7 +1,7 @@
-"""What the slot engine needs of a model: one version of weights that continues the sequences of many rows.
+"""The interface of a model for the slot engine: one version of weights that continues the sequences of many rows.
 
-Invariants, for every kind of model: the result for a token depends on its own sequence only, not on its row, on other
-sequences of a round, or on how the sequence was cut into pieces; everything is computed in float32.
+Invariants, for every kind of model: the result for a token depends only on its own sequence, not on its row, on other
+sequences of a round, or on the pieces into which the sequence was cut; everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ class Run(NamedTuple):
 
 
 class Kept(Protocol):
-    """What is kept of the tokens of each row that are computed."""
+    """The cached state of the computed tokens of each row."""
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a row can begin with a part of what another row has."""
+        """Whether a row can begin with a copy of a part of another row's state."""
         ...
 
     def reusable(self, shared: int, cached: int) -> int:
-        """How many of the first `shared` tokens of a row need not be computed again, if `cached` of its tokens are."""
+        """How many of the first `shared` tokens of a row need not be computed again, if the row has `cached` computed
+        tokens."""
         ...
 
     def copy_prefix(self, source: int, target: int, count: int) -> None: ...
 
     def show(self, images: Mapping[int, Patches]) -> None:
-        """The images of the sequences that are computed next, by their numbers."""
+        """Sets the images of the sequences that are computed next, by their numbers."""
         ...
 
 
@@ -54,29 +55,29 @@ class ServedModel(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many ids it knows."""
+        """The number of ids that it knows."""
         ...
 
     @property
     def processing(self) -> Processing | None:
-        """How it is shown images; None if it reads none."""
+        """How images are shown to it; None if it reads none."""
         ...
 
     def fits(self, other: Any) -> bool:
-        """Whether both have the same shapes."""
+        """Whether both models have the same shapes."""
         ...
 
     def new_rows(self, rows: int, positions: int) -> Any:
-        """Something to keep the tokens of rows in, of the kind that `next_logits` takes."""
+        """A new state for rows, of the kind that `next_logits` takes."""
         ...
 
     def next_logits(self, kept: Any, runs: Sequence[Run], ids: Tensor, wanted: Sequence[int]) -> Tensor:
-        """Computes the runs, whose tokens are `ids` one after another; returns [wanted, vocabulary]: the logits behind
-        these places in `ids`, in ascending order. Runs of one token come first."""
+        """Computes the runs, whose tokens are `ids` one after another; returns [wanted, vocabulary]: the logits after
+        these places in `ids`, which ascend. Runs of one token come first."""
         ...
 
     def scores(
         self, sequences: Sequence[Sequence[int]], images: Mapping[int, Patches] = NO_IMAGES
     ) -> list[list[float]]:
-        """Log-probs at temperature 1 of all ids but the first of each sequence."""
+        """Log-probs at temperature 1 of all ids of each sequence except the first."""
         ...

@@ -1,7 +1,7 @@
-"""Softmax attention of one round: many sequences at different places in one call, over the kept keys and values.
+"""Softmax attention of one round: many sequences at different positions in one call, over the cached keys and values.
 
-Invariant: a query sees the keys of its own row up to its own position and, in a layer with a window, none that is
-further away than the window; sequences of one token share one call.
+Invariant: a query sees the keys of its own row up to its own position, in a layer with a window only those within the
+window; sequences of one token share one call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DENSE_SHARE = 0.5
 
 
 class SlotAttention:
-    """What does not depend on the layer is prepared once."""
+    """The attention of one round. The parts that do not depend on the layer are prepared once."""
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         self._device = device
@@ -31,10 +31,11 @@ class SlotAttention:
         if single:
             self._prepare_single(single)
         self._masks: dict[int | None, tuple[Tensor | None, list[Tensor | None]]] = {}
-        """By the window of a layer: of the single tokens, and of each longer run."""
+        """Masks by the window of a layer: one for the single tokens, and one for each longer run."""
 
     def _prepare_single(self, single: Sequence[Run]) -> None:
-        """Over all rows between the first and the last, in place, if most of them are busy; else over copies."""
+        """Prepares single tokens: over all rows between the first and the last in place if most of them are busy, else
+        over copies."""
         self._length = 1 + max(run.start for run in single)
         busy = [run.row for run in single]
         self._low, high = min(busy), max(busy) + 1
@@ -110,7 +111,7 @@ class _Kind:
         return self.softcap is None and self.sinks is None
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, groups: int) -> Tensor:
-        """Queries are [rows, kv heads, groups * tokens, width], the tokens of one head after those of another."""
+        """Queries are [rows, kv heads, groups * tokens, width], one head's tokens after another's."""
         if self.plain:
             return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
         scale = queries.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -145,7 +146,8 @@ def _of_longer(queries: Tensor, keys: Tensor, values: Tensor, run: Run, mask: Te
 
 
 def _causal(run: Run, window: int | None, device: torch.device) -> Tensor | None:
-    """Which positions each token of the run sees; None for a run that starts its sequence, where torch knows."""
+    """Which positions each token of the run sees; None for a run that starts its sequence, because torch has a causal
+    mask for that."""
     end = run.start + run.size
     if run.start == 0 and (window is None or window >= end):
         return None

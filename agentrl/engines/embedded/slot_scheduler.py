@@ -1,7 +1,7 @@
-"""The slot engine: which sequence has which row of the cache, and what is computed next. One thread owns it.
+"""The slot engine: decides which sequence has which row of the cache, and what is computed next. One thread owns it.
 
 Invariants:
-- what is kept of a row is that of its first `cached` ids under its own weights: with new weights, sequences in flight
+- the cache of a row is that of its first `cached` ids under the row's weights; with new weights, sequences in flight
   are computed again;
 - a row belongs to one request at a time;
 - waiting requests are admitted in order, except that one may wait while a prompt that it shares is being computed;
@@ -29,7 +29,7 @@ from agentrl.engines.interface import (
 )
 
 MAX_PROMPT_TOKENS = 1024
-"""Prompt tokens of one step. It limits how long requests that generate wait for prompts."""
+"""The most prompt tokens of one step. It limits how long generating requests wait for prompts."""
 MIN_SHARED = 16
 """A shared prefix shorter than this is computed again: copying or waiting for it costs more."""
 MAX_WAITING = 4096
@@ -44,7 +44,7 @@ class Slot:
     model: ServedModel | None = None
     """The weights that its cache was computed with."""
     length: int = 0
-    """Ids that it holds. They stay after the request ended, for the next turn of the conversation."""
+    """The number of ids that it holds. They stay after the request has ended, for the next turn of the conversation."""
     cached: int = 0
     conversation: str = ""
     used_at: int = 0
@@ -66,12 +66,12 @@ class SlotEngine:
         self.waiting: deque[Request] = deque()
         self.paused = False
         self.released = False
-        """The memory of its cache is released."""
+        """Whether the memory of its cache is released."""
         self.current: ServedModel | None = None
         self.pinned: ServedModel | None = None
         self.generated_tokens = 0
         self._kept: Kept | None = None
-        """It gets the shape of the first weights; nothing is computed before."""
+        """The cache. The first weights set its shape; before them nothing is computed."""
         # The last column differs from every prompt, so each comparison of prefixes finds an end.
         self._ids = torch.full((slots, context + 1), -1, dtype=torch.int64)
         self._requests: dict[str, Request] = {}
@@ -134,7 +134,7 @@ class SlotEngine:
         self.waiting.append(request)
 
     def abort(self, rid: str) -> None:
-        """Ends one request, or all for an empty `rid`; they return what they have."""
+        """Ends one request, or all for an empty `rid`; they return the tokens that they have."""
         for request in [one for one in self._requests.values() if rid in ("", one.rid)]:
             self._release(request)
             request.end("abort")
@@ -155,7 +155,7 @@ class SlotEngine:
         self.paused = False
 
     def release_memory(self) -> None:
-        """Releases the memory of the cache. Requests that come meanwhile wait, as those of a paused engine do."""
+        """Releases the memory of the cache. Requests that arrive meanwhile wait, as in a paused engine."""
         if self.running or (self._requests and not self.paused):
             raise EngineBusyError(f"{len(self._requests)} calls are under way; their cache cannot be released.")
         self.released = True
@@ -187,7 +187,7 @@ class SlotEngine:
         self.pinned = model
 
     def _fit(self, model: ServedModel) -> None:
-        """The cache has the shape of the first weights; later ones must have the same shape."""
+        """Checks that the weights have the shape of the first ones, which the cache has."""
         if self.current is None:
             self._kept = model.new_rows(len(self.slots), self.context)
         elif not model.fits(self.current):
@@ -270,7 +270,8 @@ class SlotEngine:
         self.waiting.extendleft(reversed(passed_over))
 
     def _place(self, request: Request) -> bool:
-        """Give it a slot with as much of its prompt in the cache as there is. False if waiting a step is better."""
+        """Give the request the slot whose cache has the most of its prompt. Returns False if waiting a step is
+        better."""
         model = request.pinned or self.current
         kept = self._kept
         assert kept is not None, "released memory admits nothing"
@@ -282,7 +283,7 @@ class SlotEngine:
             if slot.model is not model:
                 continue
             usable = kept.reusable(min(prefix, slot.cached, length - 1), slot.cached)
-            # The same length in a slot that continues this conversation needs no copy.
+            # Of slots with equal lengths, one that continues this conversation is better, because it needs no copy.
             if usable > shared or (usable == shared and usable and slot.conversation == request.conversation):
                 best, shared = slot, usable
             if slot.request is not None and kept.shares_prefixes:
@@ -311,13 +312,13 @@ class SlotEngine:
         return oldest, shared
 
     def _common_prefixes(self, ids: torch.Tensor) -> list[int]:
-        """How many of `ids` each slot begins with."""
+        """The number of `ids` with which each slot begins."""
         differs = self._ids[:, : len(ids) + 1] != torch.nn.functional.pad(ids, (0, 1), value=-2)
         first: list[int] = differs.to(torch.uint8).argmax(dim=1).tolist()
         return [min(first[slot.row], slot.length) for slot in self.slots]
 
     def _release(self, request: Request) -> None:
-        """Take it out of everything; what is cached of it stays in its slot."""
+        """Remove the request from all lists; its cache stays in its slot."""
         self._requests.pop(request.rid, None)
         slot = self._slot_of(request)
         if slot is not None:
@@ -327,7 +328,7 @@ class SlotEngine:
             self.waiting.remove(request)
 
     def _retract(self) -> None:
-        """Back to the front of the queue, oldest first; nothing of the cache is kept."""
+        """Put requests back to the front of the queue, oldest first; their cache is not kept."""
         began: list[Request] = []
         for slot in self.slots:
             if slot.request is not None:
@@ -346,7 +347,7 @@ class SlotEngine:
 
 
 def _plan(slots: Iterable[Slot]) -> list[Run]:
-    """What to compute now: every sequence that generates, and prompts up to the limit, at least a part of one."""
+    """The runs to compute now: every generating sequence, and prompts up to the limit, at least a part of one."""
     single, longer = [], []
     room = MAX_PROMPT_TOKENS
     for slot in slots:
@@ -354,7 +355,7 @@ def _plan(slots: Iterable[Slot]) -> list[Run]:
             single.append(Run(slot.row, slot.cached, 1))
         elif room > 0:
             count = min(slot.pending, room)
-            # A part of one token is sorted among the single ones below.
+            # A run of one token is sorted below among the single ones.
             longer.append(Run(slot.row, slot.cached, count))
             room -= count
     pieces: Iterator[Run] = (run for run in longer if run.size == 1)

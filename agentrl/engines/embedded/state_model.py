@@ -1,7 +1,7 @@
-"""Any other causal model of transformers, with a cache object of its own for each row: layers that carry a state.
+"""Any other causal model of transformers, whose layers carry a state, with a separate cache object for each row.
 
-A state is that of the last computed token and cannot go back, so a row is continued where it ended, or begun again.
-Rows are computed one after another.
+A state belongs to the last computed token and cannot go back, so a row is continued where it ended or begun again. Rows
+are computed one after another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class States:
         return shared if shared == cached else 0
 
     def show(self, images: Mapping[int, Patches]) -> None:
-        """These models read texts only."""
+        """Does nothing, because these models read only text."""
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
         self.of_rows[target] = copy.deepcopy(self.of_rows[source])

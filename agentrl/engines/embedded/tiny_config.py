@@ -9,7 +9,7 @@ TINY: dict[str, Any] = {
     "model_type": "qwen3",
     "hidden_size": 128,
     "intermediate_size": 384,
-    "num_hidden_layers": 2,  # copying needs two
+    "num_hidden_layers": 2,  # a model needs two layers to learn copying
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,

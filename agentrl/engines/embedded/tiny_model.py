@@ -1,6 +1,6 @@
-"""Builds a small model for a run that names none.
+"""Builds a small model for a run that names no model.
 
-Invariant: the same texts and seed give the same directory, byte for byte, as Hugging Face libraries read it.
+Invariant: the same texts and seed give the same directory, byte for byte, which Hugging Face libraries can read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def build_tiny(path: Path | str, texts: Iterable[str], seed: int, **changes: Any
 
 
 def _tensors(shapes: dict[str, tuple[int, ...]], deviation: float, seed: int) -> dict[str, torch.Tensor]:
-    """As transformers would: matrices from a normal distribution, scales of norms one."""
+    """Random tensors like those of transformers: matrices from a normal distribution, scales of norms one."""
     chance = torch.Generator().manual_seed(seed)
     return {
         name: torch.ones(shape) if len(shape) == 1 else torch.empty(shape).normal_(0.0, deviation, generator=chance)

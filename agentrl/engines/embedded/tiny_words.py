@@ -1,6 +1,6 @@
 """Builds the words of a small model: its tokenizer and its configuration, without weights. It imports no torch.
 
-Invariant: the same texts give the same files, byte for byte, as Hugging Face libraries read them.
+Invariant: the same texts give the same files, byte for byte, which Hugging Face libraries can read.
 """
 
 from __future__ import annotations

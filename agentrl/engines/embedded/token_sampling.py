@@ -1,8 +1,8 @@
-"""From logits to tokens and their log-probs.
+"""Samples tokens from logits, with their log-probs.
 
 Invariants: a log-prob is that of log softmax(logits / temperature) in float32 over the whole vocabulary, after the
-penalties and before the cuts; a token depends on its request's seed, its place in the output and its logits, and on
-nothing else of the call, except that penalties depend on the output.
+penalties and before the cuts; a token depends only on its request's seed, its place in the output and its logits;
+penalties depend on the output too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl.policies.sampling_rule import SamplingRule
 
 _MASK = (1 << 64) - 1
 _FINE = 1 << 32
-"""Chance is drawn in this many steps, so that it stays below 1 when it is scaled in float64."""
+"""`chance` has this many possible values, so that it stays below 1 when it is scaled in float64."""
 
 
 class Draw(NamedTuple):
@@ -25,13 +25,13 @@ class Draw(NamedTuple):
 
     rule: SamplingRule
     chance: float
-    """In [0, 1): where in the distribution the token is taken."""
+    """The point of the distribution, in [0, 1), at which the token is taken."""
     output: Sequence[int] = ()
     """The tokens that penalties count."""
 
 
 def chance(seed: int, place: int) -> float:
-    """A number in [0, 1) that depends on these two alone (splitmix64)."""
+    """A number in [0, 1) that depends only on these two arguments (splitmix64)."""
     mixed = (seed * 0x9E3779B97F4A7C15 + (place + 1) * 0xD1342543DE82EF95) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -78,7 +78,8 @@ def _drawn(spread: Tensor, draws: Sequence[Draw]) -> Tensor:
     sums = weights.cumsum(dim=-1)
     chances = torch.tensor([[draw.chance] for draw in draws], dtype=torch.float64, device=sums.device)
     points = chances * sums[:, -1:]
-    # The first token whose sum is above the point has a weight of its own, so nothing that was cut is ever taken.
+    # The first token whose cumulative sum exceeds the point has a positive weight, so a token that was cut is never
+    # taken.
     return torch.searchsorted(sums, points, right=True).squeeze(1).clamp_(max=spread.shape[1] - 1)
 
 
@@ -87,7 +88,7 @@ def _cuts(rule: SamplingRule) -> bool:
 
 
 def _cut(weights: Tensor, rules: Sequence[SamplingRule]) -> Tensor:
-    """Sets the weights of all tokens to 0 that a limit leaves out; at least one stays."""
+    """Sets the weights of tokens that a limit excludes to 0; at least one token stays."""
     ordered, places = weights.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered
     size = weights.shape[1]

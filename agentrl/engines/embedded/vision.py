@@ -1,8 +1,8 @@
-"""From tokens and images to what the language part of a Qwen-VL model reads: for engines and for training.
+"""Turns tokens and images into the input of the language part of a Qwen-VL model, for engines and for training.
 
 Invariants:
-- the vision tower runs once for each image of a call, whatever number of sequences show it;
-- a placeholder that the model itself sampled is a token like any other, and no image.
+- the vision tower runs once for each image of a call, however many sequences show it;
+- a placeholder that the model itself sampled is an ordinary token, not an image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.tokens.image_ids import FIRST
 
 
 class Features(NamedTuple):
-    """What the vision tower makes of one image, or of several one after another."""
+    """The output of the vision tower for one image, or for several one after another."""
 
     tokens: Tensor
     """[tokens, hidden]"""
@@ -37,7 +37,7 @@ def features_of(model: Any, pixels: Tensor, frames: Tensor) -> Features:
 
 
 def each_image(model: Any, images: Sequence[Patches]) -> list[Features]:
-    """The same, image by image."""
+    """The features of each image."""
     pixels = torch.cat([torch.from_numpy(one.values) for one in images]).to(model.device)
     whole = features_of(model, pixels, torch.tensor([one.frames for one in images], device=model.device))
     found, at = [], 0
@@ -48,8 +48,8 @@ def each_image(model: Any, images: Sequence[Patches]) -> list[Features]:
 
 
 def decoder_inputs(model: Any, ids: Tensor, shown: Features | None) -> dict[str, Any]:
-    """Arguments of the decoder for these ids [sequences, length], in which images have their own ids. `shown` has a
-    row for each of those, in order."""
+    """Arguments of the decoder for these ids [sequences, length], in which images have their own ids. `shown` has a row
+    for each image id, in order."""
     is_image = ids >= FIRST
     placeholder = model.config.image_token_id
     embedded = model.get_input_embeddings()(torch.where(is_image, placeholder, ids))

@@ -1,9 +1,9 @@
 """Models of transformers that read images (Qwen2.5-VL, Qwen3-VL), over rows.
 
 Invariants:
-- what is kept of a row is keyed by its ids, in which every image has an id of its own, so an image is never taken for
-  another one;
-- the result for a token does not depend on how the prompt was cut into pieces, also within an image.
+- the cache of a row is keyed by its ids, in which every image has its own id, so an image is never mistaken for another
+  one;
+- the result for a token does not depend on how the prompt was cut into pieces, even within an image.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from agentrl.images.processing import Processing
 from agentrl.tokens.image_ids import FIRST
 
 MOST_FEATURES = 16_384
-"""Tokens of images whose features are kept beside those that are needed now."""
+"""The most tokens of images whose features are kept besides those that are needed now."""
 
 
 class VisionKeys(GrowingKeys):
-    """With the ids of every row, and what its images shift positions by."""
+    """Keys and values, with the ids of every row and the shifts of positions by its images."""
 
     def __init__(self, rows: int, positions: int) -> None:
         super().__init__(rows, positions)
         self.ids = np.zeros((rows, positions), dtype=np.int64)
         self.shifts = np.zeros((rows, positions), dtype=np.int64)
         self.images: Mapping[int, Patches] = {}
-        """Those of the sequences that are computed."""
+        """The images of the sequences that are being computed."""
         self.features: OrderedDict[tuple[int, int], Features] = OrderedDict()
-        """By version and image."""
+        """Features by version and image."""
 
     def show(self, images: Mapping[int, Patches]) -> None:
         self.images = images
@@ -91,7 +91,7 @@ class VisionModel:
         return scores_in_one_pass(self, sequences, images)
 
     def _placed(self, kept: VisionKeys, runs: Sequence[Run], ids: Array) -> tuple[Array, list[tuple[int, int]]]:
-        """The positions of these tokens; and for each token of an image, the image and its place there."""
+        """The positions of these tokens, and for each token of an image, the image and the token's place in it."""
         positions = np.empty((3, len(ids)), dtype=np.int64)
         shown: list[tuple[int, int]] = []
         at = 0
@@ -112,7 +112,7 @@ class VisionModel:
         return positions, shown
 
     def _shown(self, kept: VisionKeys, places: Sequence[tuple[int, int]]) -> Features | None:
-        """The features of these places of images."""
+        """The features of image tokens at these places."""
         if not places:
             return None
         features, numbers = kept.features, list(dict.fromkeys(number for number, _ in places))
@@ -132,14 +132,14 @@ class VisionModel:
 
 
 def _placed_path(path: Array, images: Mapping[int, Patches]) -> Places:
-    """Of all tokens of a sequence, which may be cut within its last image."""
+    """The positions of all tokens of a sequence, which may be cut within its last image."""
     length = len(path)
     runs = image_runs(path)
     if runs and runs[-1].stop == length and runs[-1].number in images:
         last = runs[-1]
         missing = images[last.number].tokens - (length - last.start)
         path = np.concatenate((path, np.full(max(0, missing), path[-1])))
-    # Beyond the end, because the sequence goes on.
+    # The end is beyond the last token, because the sequence goes on.
     ends = np.full(len(path), len(path) + 1)
     placed = places_of(path, np.arange(len(path)), ends, {number: one.grid for number, one in images.items()})
     cut = [one._replace(stop=min(one.stop, length)) for one in placed.runs]
@@ -147,7 +147,7 @@ def _placed_path(path: Array, images: Mapping[int, Patches]) -> Places:
 
 
 def _forget(features: OrderedDict[tuple[int, int], Features], needed: Collection[tuple[int, int]]) -> None:
-    """The oldest that are not needed now, if there are too many."""
+    """Drops the oldest features that are not needed now, if there are too many."""
     kept = sum(len(one.tokens) for one in features.values())
     for known in [one for one in features if one not in needed]:
         if kept <= MOST_FEATURES:

@@ -1,11 +1,11 @@
-"""Reads the tensors of safetensors files into room that was made for them, in one pass over the files.
+"""Reads the tensors of safetensors files into preallocated tensors, in one pass over the files.
 
-A piece is read, checked, and turned into float32 where the model has its weights, while it is in the cache of the
-processor; several threads do so at a time. So no second copy of a file is in memory.
+A piece is read, checked, and converted to float32 directly into the model's weights while it is in the processor's
+cache; several threads work at a time. So there is never a second copy of a file in memory.
 
 Invariants:
-- what gets into a tensor is what was checked;
-- a file is described by its header, which is checked before anything is made of it.
+- only checked bytes get into a tensor;
+- the header describes a file, and is checked before any tensor is made from it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from agentrl.engines.safetensors_layout import CRITIC_FILE, OPTIMIZER_FILE, Plac
 from agentrl.files.pieces import Content, content_of, read_start
 
 Room = Callable[[Mapping[str, Place]], Mapping[str, Tensor]]
-"""Makes contiguous tensors for the named ones; what gets none is left out. Raises WeightsRefusedError for tensors that
-the model does not have."""
+"""Makes contiguous tensors for the named ones; names without a tensor are not read. Raises WeightsRefusedError for
+tensors that the model does not have."""
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""By the names that safetensors has."""
+"""Types by their names in safetensors."""
 
 
 def read_tensors(directory: Path, files: Mapping[str, Content], room: Room) -> Mapping[str, Tensor]:
@@ -37,7 +37,7 @@ def read_tensors(directory: Path, files: Mapping[str, Content], room: Room) -> M
         tensors = room({name: place for places in of_files.values() for name, place in places.items()})
         takes = {name: _Filling(places, tensors).take for name, places in of_files.items()}
     except WeightsRefusedError:
-        # The reason is that a file is damaged, if one is.
+        # If a file is damaged, that is reported as the reason.
         manifests.refuse_wrong(directory, manifests.problems(directory, files))
         raise
     manifests.refuse_wrong(directory, manifests.problems(directory, files, takes))
@@ -45,7 +45,7 @@ def read_tensors(directory: Path, files: Mapping[str, Content], room: Room) -> M
 
 
 def contents_of(directory: Path) -> dict[str, Content]:
-    """The weights of a directory that was not published, as they are now; it may be a checkpoint."""
+    """The present contents of the weights in a directory that was not published, such as a checkpoint."""
     found = sorted(directory.glob("*.safetensors"))
     return {file.name: content_of(file) for file in found if file.name not in (OPTIMIZER_FILE, CRITIC_FILE)}
 

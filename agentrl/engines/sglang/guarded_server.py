@@ -7,9 +7,9 @@ Invariants:
   writes its own `--api-key` into its log);
 - while the guard is closed, calls to generate get 503, except those of the unit, which compares the canary;
 - while weights are compared, answers of calls that began before are withheld; if the weights are refused, these calls
-  fail, so no token of theirs leaves the server;
-- a request to release memory reaches SGLang only when SGLang can follow it, because it dies of one that it cannot;
-- calls name no adapter themselves: all are computed by the one of the version, which changes only between calls;
+  fail, so none of their tokens leaves the server;
+- a request to release memory reaches SGLang only when SGLang can carry it out, because otherwise SGLang dies of it;
+- calls do not name an adapter: all of them use the adapter of the version, which changes only between calls;
 - the server never outlives the process that started it.
 
 This script imports nothing of agentrl: its dependencies are not in that environment.
@@ -87,11 +87,11 @@ class Guard:
         self._under_way: set[Call] = set()
         """Calls to generate, including those that have not reached the scheduler yet."""
         self._released = asyncio.Event()
-        """Answers may leave."""
+        """Set while answers may leave the server."""
         self._released.set()
         self._sender: Any = None
         self._adapter = ""
-        """The adapter by which all calls are computed; empty: none."""
+        """The adapter that all calls use; empty: none."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,7 +119,8 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _accepts(self, authorization: bytes) -> bool:
-        """Each line of the file is a token; it is read again when it changed, because tokens are replaced."""
+        """Whether a header has an accepted token. Each line of the file is a token; the file is read again when it has
+        changed, because tokens are replaced."""
         with contextlib.suppress(OSError):
             now = os.stat(self._token_file)
             if (now.st_ino, now.st_mtime_ns) != self._token_seen:
@@ -139,7 +140,7 @@ class Guard:
     async def _weights(self, scope: Message, receive: Receive, send: Send) -> None:
         if self._sender is None:
             self._sender = _sender(_Poster(self._app, scope))
-        # Of the unit, which has the token.
+        # The request comes from the unit, which has the token.
         body = json.loads(await _body(receive))
         try:
             if scope["path"] == PREPARE:
@@ -154,7 +155,7 @@ class Guard:
     async def _change_adapter(self, receive: Receive, send: Send) -> None:
         name = json.loads(await _body(receive))["name"]
         if self._under_way:
-            # They name the adapter before it, and would count as calls of this one.
+            # Calls under way name the previous adapter, and would count as calls of this one.
             await _answer(send, 503, "Calls are under way; their adapter cannot be changed.")
             return
         self._adapter = name
@@ -174,7 +175,7 @@ class Guard:
         async def answer(message: Message) -> None:
             while withheld and not self._released.is_set():
                 await self._released.wait()
-            # A caller that has the whole answer may send any request.
+            # A caller that has its whole answer may send any request next.
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 self._under_way.discard(call)
             await call.answer(message)
@@ -199,7 +200,8 @@ class Guard:
         self._has_memory.clear()
         released = False
         try:
-            # The scheduler answers this request if calls are under way; a release would make it die of an assertion.
+            # If calls are under way, the scheduler merely refuses this request, while a release would make it die of an
+            # assertion.
             if await _status_of(self._app, {**scope, "path": "/flush_cache", "raw_path": b"/flush_cache"}) != 200:
                 await _answer(send, 503, BUSY)
                 return
@@ -216,7 +218,7 @@ class Guard:
             self._has_memory.set()
 
     async def _succeeds(self, scope: Message, receive: Receive, send: Send) -> bool:
-        """Returns the outcome also if the caller has disconnected."""
+        """Forwards a request. Returns whether it succeeded, even if the caller has disconnected."""
         status = 500
 
         async def answer(message: Message) -> None:
@@ -281,7 +283,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _with_adapter(scope: Message, receive: Receive, adapter: str) -> tuple[Message, Receive]:
-    """The same call, computed by this adapter."""
+    """The same call with this adapter."""
     try:
         call = json.loads(await _body(receive))
     except (ValueError, RecursionError):
@@ -301,7 +303,8 @@ async def _with_adapter(scope: Message, receive: Receive, adapter: str) -> tuple
 
 
 def _sender(post: _Poster) -> Any:
-    """From the file beside this one: the directory of a script is not in the path of an isolated Python."""
+    """Loads the sender from the file beside this one, because an isolated Python does not have a script's directory in
+    its path."""
     if "weight_sender" not in sys.modules:
         spec = importlib.util.spec_from_file_location("weight_sender", Path(__file__).with_name("weight_sender.py"))
         assert spec is not None
@@ -325,7 +328,7 @@ def _die_with(parent: int) -> None:
 
 
 def _pin_no_memory() -> None:
-    """SGLang pins the memory of adapters in any case, which torch refuses where there is no GPU."""
+    """Stops SGLang from pinning the memory of adapters, which torch refuses on a host without a GPU."""
     import torch
 
     def without(make: Any) -> Any:
@@ -337,8 +340,8 @@ def _pin_no_memory() -> None:
 
 
 def _read_images() -> None:
-    """By our own processor; and without the cache of what the vision tower made of an image, because SGLang keeps that
-    also when weights are replaced."""
+    """Makes SGLang read images by our own processor, and without its cache of the vision tower's output, which SGLang
+    keeps even when weights are replaced."""
     sys.path.append(str(Path(__file__).parent))
     os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = "image_processors"
     os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
@@ -366,5 +369,5 @@ def main(token_file: str, parent: str, *arguments: str) -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
 elif __name__ == "__mp_main__" and "--enable-lora" in sys.argv and "cpu" in sys.argv:
-    # A process of the server that is spawned runs this script too, under this name and with the same arguments.
+    # A spawned process of the server runs this script too, under another name and with the same arguments.
     _pin_no_memory()

@@ -15,13 +15,13 @@ from agentrl.engines.canary import limit_of
 def arguments(
     engines: Engines, *, context: int, path: str, version: int, adapters: AdapterConfig | None = None
 ) -> list[str]:
-    """`engines.args` only adds arguments; the configuration refuses those that the run decides. `adapters`: of the
-    versions, if these are adapters apart from the model in `path`."""
+    """The arguments of a server. `engines.args` only adds arguments; the configuration refuses those that the run
+    decides. `adapters`: their configuration, if versions are adapters beside the model in `path`."""
     return [
         *(() if adapters is None else _for_adapters(adapters, on_processors=gpus_of(engines.kind, engines.args) == 0)),
         *("--model-path", path, "--weight-version", str(version)),
         *("--context-length", str(context), "--max-running-requests", str(engines.slots)),
-        # Samplers send and take ids; the canary is the warm-up; a line per batch is too much for a log.
+        # Samplers send and receive ids; the canary serves as warm-up; a line per batch would be too much for a log.
         *("--skip-tokenizer-init", "--skip-server-warmup", "--log-level", "warning"),
         *engines.args,
     ]
@@ -30,7 +30,7 @@ def arguments(
 def _for_adapters(adapters: AdapterConfig, *, on_processors: bool) -> list[str]:
     """All versions have adapters of the same rank and layers. One is in use, and the next one is loaded beside it."""
     return [
-        # Of SGLang's kernels for adapters only these need no GPU.
+        # Only these of SGLang's kernels for adapters need no GPU.
         *(("--lora-backend", "torch_native") if on_processors else ()),
         *("--enable-lora", "--max-lora-rank", str(adapters.r), "--max-loras-per-batch", "2"),
         *("--lora-target-modules", *adapters.target_modules),
@@ -38,11 +38,11 @@ def _for_adapters(adapters: AdapterConfig, *, on_processors: bool) -> list[str]:
 
 
 Way = Literal["files", "group", "ipc"]
-"""How weights get into a server that runs: it reads their files, or gets them by a process group or by CUDA IPC."""
+"""How weights get into a running server: it reads their files, or gets them by a process group or by CUDA IPC."""
 
 
 def way_of(engines: Engines) -> Way:
-    """`auto` takes what has been proven: the group for a server on processors, files for others."""
+    """The way for this server. `auto` uses the proven way: the group for a server on processors, files for others."""
     if engines.weights != "auto":
         return engines.weights
     alone = gpus_of(engines.kind, engines.args) == 0 and ranks_of(engines.args) is not None
@@ -56,7 +56,7 @@ class _Numbers(msgspec.Struct):
     torch_dtype: str = ""
     vocab_size: int | None = None
     text_config: _Numbers | None = None
-    """Of a model that also reads images or audio."""
+    """The text part of a model that also reads images or audio."""
 
 
 def vocabulary(config: bytes) -> int | None:

@@ -1,7 +1,7 @@
 """The process of an SGLang server, from its start to the end of all its children.
 
-Invariants: waiting for a server that has ended raises immediately; a server has a process group of its own, of which
-nothing is left when `close` returns.
+Invariants: waiting for a server that has ended raises immediately; a server has its own process group, of which no
+process is left when `close` returns.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ HOST = "127.0.0.1"
 
 
 class SglangServer:
-    """One server. `client` passes its guard also while that is closed."""
+    """One server. Requests of `client` pass its guard even while it is closed."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, token: str | RunToken) -> None:
         self._process = process
         self.url = url
         self.client = HttpEngine(url, token, headers={guarded_server.UNIT_HEADER.decode(): "1"})
         self._adapter = ""
-        """By which calls are computed now."""
+        """The adapter that calls use now."""
         self._adapters = itertools.count(1)
 
     @classmethod
@@ -98,11 +98,11 @@ class SglangServer:
         await self.client.order(guarded_server.SHUT)
 
     async def hold(self) -> None:
-        """Answers of calls under way are withheld until `open` or `spoil`."""
+        """Withholds answers of calls under way until `open` or `spoil`."""
         await self.client.order(guarded_server.HOLD)
 
     async def spoil(self) -> None:
-        """Calls under way fail, because they used weights that are refused."""
+        """Makes calls under way fail, because they used weights that are refused."""
         await self.client.order(guarded_server.SPOIL)
 
     async def prepare(self, directory: Path, files: Mapping[str, Content]) -> None:
@@ -118,13 +118,13 @@ class SglangServer:
             raise WeightsRefusedError(wrong.message) from wrong
 
     async def send(self, version: int, way: str, *, ranks: int, flush: bool) -> None:
-        """Sends what was prepared to the ranks of the server. Raises EngineError."""
+        """Sends the prepared weights to the ranks of the server. Raises EngineError."""
         body = {"version": str(version), "way": way, "ranks": ranks, "flush": flush}
         await self.client.order(guarded_server.SEND, body, within_s=UPDATE_WITHIN_S)
 
     async def adopt(self, directory: Path, version: int) -> None:
-        """Computes calls by the adapters in a directory from now on; those under way end with what they have. The
-        server must be shut. Raises WeightsRefusedError."""
+        """Makes calls use the adapters in a directory from now on; calls under way end with the tokens that they have.
+        The server must be closed. Raises WeightsRefusedError."""
         name = f"v{version}.{next(self._adapters)}"
         adapter = {"lora_name": name, "lora_path": str(directory)}
         try:
@@ -138,7 +138,7 @@ class SglangServer:
             await self.client.order("/unload_lora_adapter", {"lora_name": former}, within_s=UPDATE_WITHIN_S)
 
     async def _between_calls(self, name: str) -> None:
-        """Changes the adapter as soon as no call is under way."""
+        """Changes the adapter once no call is under way."""
         end = time.monotonic() + UPDATE_WITHIN_S
         while True:
             await self.client.abort("")

@@ -2,10 +2,10 @@
 
 Invariants:
 - the server starts with the first weights and holds one version at a time;
-- it takes calls only while its weights agree with their manifest and canary;
-- calls under way go on after an update, computed again or with what they have; what they answer is withheld until the
-  canary agreed, so no token of weights that are refused leaves the server;
-- after a refusal the server holds the version before again, or is stopped.
+- it accepts calls only while its weights agree with their manifest and canary;
+- calls under way go on after an update, with a cache that is computed again or with the old one; their answers are
+  withheld until the canary has agreed, so no token of refused weights leaves the server;
+- after a refusal the server holds the previous version again, or is stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from agentrl.tokens.image_ids import numbers_in
 log = logging.getLogger("engine")
 SCORE_WITHIN_S = 120.0
 CACHED_PROBES = 2
-"""Sequences of the canary that are scored with a cache too."""
+"""How many sequences of the canary are also scored with a cache."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class SglangEngine:
         self._load = Load(version=None)
         self.url = url_of(port)
         self.steps = 0
-        """How often the server has reported its load; a watchdog sees a hang by it."""
+        """How often the server has reported its load; a watchdog detects a hang by it."""
         self.agreement: Agreement | None = None
         """The canary result of the weights that serve."""
 
@@ -127,7 +127,8 @@ class SglangEngine:
             await self._server.client.resume()
 
     async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:
-        """Verifies, loads, compares and serves. Raises WeightsRefusedError, or EngineGoneError if none can serve."""
+        """Verifies, loads, compares and serves a version. Raises WeightsRefusedError, or EngineGoneError if no version
+        can be served any more."""
         announced = manifest if manifest is not None else await asyncio.to_thread(manifests.read, Path(path))
         wanted = Held(Path(path), version, announced)
         await self._verify(wanted)
@@ -145,7 +146,8 @@ class SglangEngine:
     # ---- steps of an update ----
 
     async def _verify(self, wanted: Held) -> None:
-        """Everything but weights that the server's process checks while it reads them, before calls are paused."""
+        """Verifies all files except weights that the server's process checks while it reads them. Calls are not paused
+        yet."""
         sends = self._server is not None and self._sends(wanted)
         weights = set(wanted.manifest.weights) if sends else set()
         rest = {name: content for name, content in wanted.manifest.files.items() if name not in weights}
@@ -189,7 +191,7 @@ class SglangEngine:
         await self._prepare(server, wanted)
         await server.shut()
         try:
-            # The canary needs a cache.
+            # The canary needs the memory of the cache.
             await server.client.restore_memory()
             await self._load_and_compare(server, wanted, self._engines.at_update)
         except WeightsRefusedError as refused:
@@ -203,7 +205,7 @@ class SglangEngine:
         await self._open(server)
 
     def _sends(self, wanted: Held) -> bool:
-        """Whether the server's process reads the weights and sends them, and does not load adapters from their file."""
+        """Whether the server's process reads and sends the weights, instead of loading adapters from their file."""
         return self._way != "files" and wanted.manifest.base is None
 
     async def _prepare(self, server: SglangServer, wanted: Held) -> None:
@@ -219,7 +221,7 @@ class SglangEngine:
             # A call that is paused in place would never end.
             await server.client.resume()
         await server.client.pause(calls)
-        # From here on calls may get tokens of weights that are refused later.
+        # From here on calls may get tokens of weights that will be refused.
         await server.hold()
         if calls != "in_place":
             # The calls that just ended may stay in the cache for a moment.
@@ -231,7 +233,7 @@ class SglangEngine:
         await self._compare(server, wanted)
 
     async def _adopt_and_compare(self, server: SglangServer, wanted: Held) -> None:
-        """A call is computed by one adapter, so those under way end, and samplers continue them."""
+        """A call uses one adapter, so calls under way end, and samplers continue them."""
         await server.client.resume()
         began = time.monotonic()
         await server.adopt(wanted.path, wanted.version)
@@ -268,9 +270,9 @@ class SglangEngine:
         agreement = compare(canary, await self._scores(server, wanted, canary.ids), limit)
         problem = agreement.problem()
         if not problem and self._engines.at_update != "in_place":
-            # To score a whole sequence the server computes all of it again, so this would not show a cache that was
-            # computed with other weights. Of what follows the middle it takes the first half from the cache, in which
-            # it is since the version before.
+            # To score a whole sequence the server computes all of it again, so that would not reveal a cache from other
+            # weights. To score only the second half it takes the first half from the cache, where it has been since the
+            # previous version.
             longest = sorted(range(len(canary.ids)), key=lambda place: -len(canary.ids[place]))[:CACHED_PROBES]
             start = min((len(canary.ids[place]) // 2 for place in longest), default=0)
             part = part_of(canary, longest, start)
@@ -290,7 +292,7 @@ class SglangEngine:
             return {number: pngs[number] for number in numbers_in(ids) if number in pngs}
 
         try:
-            # Together, so that the server computes them in few passes.
+            # They are sent together, so that the server computes them in few passes.
             return await asyncio.gather(
                 *(
                     server.client.score(

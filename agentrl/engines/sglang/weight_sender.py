@@ -1,14 +1,14 @@
 """Sends weights to an SGLang server from the process that answers its HTTP requests.
 
-The files are read and checked before calls are paused, so the pause lasts as long as the transfer alone: by a process
-group that this process and the ranks of the server join, or by CUDA IPC on the GPUs that they share.
+The files are read and checked before calls are paused, so the pause is only as long as the transfer: by a process group
+that this process and the ranks of the server join, or by CUDA IPC on the GPUs that they share.
 
 Invariants:
-- the bytes that are sent are those that were checked;
+- the sent bytes are the checked bytes;
 - the store of the group listens on the loopback address only;
-- a transfer that failed is reported, and its group is not used again.
+- a failed transfer is reported, and its group is not used again.
 
-A module for the Python of SGLang's own environment, which has none of agentrl's dependencies.
+This module is for the Python of SGLang's own environment, which has none of agentrl's dependencies.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Shard(NamedTuple):
 
     data: bytearray
     tensors: list[tuple[str, str, list[int], int, int]]
-    """Name, type, shape, and where it begins and ends."""
+    """For each tensor: name, type, shape, begin and end."""
 
 
 class Bucket(NamedTuple):
-    """Tensors of a file that follow each other, which are sent together."""
+    """Consecutive tensors of a file, which are sent together."""
 
     names: list[str]
     dtypes: list[str]
@@ -67,9 +67,9 @@ class Sender:
         self._joined = 0
 
     async def prepare(self, directory: str, files: dict[str, dict[str, Any]]) -> None:
-        """Reads files and checks them, before anything is paused. Raises SendError, which names every wrong file."""
+        """Reads and checks files before calls are paused. Raises SendError, which names every wrong file."""
         self._shards = []
-        # Not in the event loop's own threads, of which each call of the server needs some.
+        # This does not use the event loop's own threads, because each call of the server needs some of them.
         with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="weights") as pool:
             loop = asyncio.get_running_loop()
             read = (loop.run_in_executor(pool, _read, Path(directory) / name, entry) for name, entry in files.items())
@@ -79,7 +79,7 @@ class Sender:
         self._shards = [one for one in found if isinstance(one, Shard)]
 
     async def send(self, version: str, way: str, ranks: int, *, flush: bool) -> None:
-        """What was prepared. Raises SendError; then the server may have some of it."""
+        """Sends the prepared weights. Raises SendError; then the server may have a part of them."""
         shards, self._shards = self._shards, []
         if not shards:
             raise SendError("No weights were prepared.")
@@ -106,7 +106,7 @@ class Sender:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         self._joined += 1
-        name = f"{GROUP}-{self._joined}"  # the name of a group that failed is not free again
+        name = f"{GROUP}-{self._joined}"  # the name of a failed group does not become free again
         listener = socket.create_server((LOOPBACK, 0), backlog=ranks + 1)
         port = listener.getsockname()[1]
         limit = timedelta(seconds=WITHIN_S)
@@ -149,7 +149,7 @@ class Sender:
         await self._both("/update_weights_from_distributed", whole, broadcast)
 
     async def _share(self, bucket: Bucket, body: dict[str, Any], ranks: int) -> None:
-        """By handles of memory on the GPU of each rank. The memory lives until the server has read it."""
+        """Sends handles of memory on the GPU of each rank. The memory lives until the server has read it."""
         import torch
         from sglang.srt.utils import MultiprocessingSerializer
 
@@ -168,7 +168,7 @@ class Sender:
         await self._demand("/update_weights_from_tensor", {**body, "serialized_named_tensors": payloads})
 
     async def _both(self, path: str, body: dict[str, Any], act: Callable[[], Any]) -> Any:
-        """Posts a request, and does in a thread what the server waits for meanwhile."""
+        """Posts a request, and meanwhile does in a thread the work that the server waits for."""
         posting = asyncio.create_task(self._post(path, body))
         acting = asyncio.create_task(asyncio.to_thread(act))
         try:
@@ -194,7 +194,7 @@ class Sender:
 
 
 def _read(file: Path, entry: dict[str, Any]) -> Shard | str:
-    """The file, or what is wrong with it. Each piece is hashed where it was just read to."""
+    """The file, or the problem with it. Each piece is hashed right after it was read, in place."""
     data = bytearray(int(entry["bytes"]))
     left, hashes = memoryview(data), list(entry["pieces"])
     try:

@@ -1,6 +1,6 @@
 """The process of a vLLM server, from its start to the end of all its children.
 
-Invariants: only the user of the run can open its socket; a server has a process group of its own, of which nothing is
+Invariants: only the user of the run can open its socket; a server has its own process group, of which no process is
 left when `close` returns.
 """
 
@@ -25,11 +25,13 @@ MODULE = "vllm.entrypoints.openai.api_server"
 
 
 def arguments(engines: Engines, *, context: int, path: str, socket: str) -> list[str]:
-    """`engines.args` only adds arguments; the configuration refuses those that the run decides."""
+    """The arguments of a server. `engines.args` only adds arguments; the configuration refuses those that the run
+    decides."""
     return [
         *("--model", path, "--served-model-name", MODEL, "--uds", socket),
         *("--max-model-len", str(context), "--max-num-seqs", str(engines.slots)),
-        # Log-probs of what was sampled, at its temperature; of the model's own settings of sampling none count.
+        # Log-probs are those of the sampled distribution, at its temperature; the model's own sampling settings are
+        # ignored.
         *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "1", "--generation-config", "vllm"),
         *engines.args,
     ]

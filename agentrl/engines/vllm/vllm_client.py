@@ -1,9 +1,9 @@
 """The client of a vLLM server behind a socket file.
 
 Invariants:
-- log-probs are those of the distribution that was sampled: the server is started with `processed_logprobs`;
+- log-probs are those of the sampled distribution: the server is started with `processed_logprobs`;
 - an answer whose ids and log-probs do not match each other is an error;
-- a call ends when its stream is closed, so nothing at the server needs to know its id.
+- a call ends when its stream is closed, so the server needs no id of it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class VllmClient:
             return False
 
     async def generate(self, rid: str, ids: Sequence[int], sampling: Sampling) -> AsyncIterator[Piece]:
-        """Closing the iterator ends the call."""
+        """Yields the tokens of a call. Closing the iterator ends the call."""
         body = {
             "request_id": rid,
             "model": MODEL,
@@ -91,7 +91,7 @@ class VllmClient:
             raise EngineGoneError(f"vLLM's server is gone: {broken}.") from broken
 
     async def score(self, ids: Sequence[int], within_s: float) -> list[float]:
-        """Log-probs at temperature 1 of all ids but the first."""
+        """Log-probs at temperature 1 of all ids except the first."""
         # vLLM generates at least one token.
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         body = {"model": MODEL, "token_ids": list(ids), "sampling_params": params}
@@ -110,7 +110,7 @@ class VllmClient:
         await self._post("/reset_prefix_cache", None)
 
     async def pause(self) -> None:
-        """Calls under way stay where they are."""
+        """Pauses the server. Calls under way keep their place."""
         await self._post("/pause?mode=keep", None)
 
     async def resume(self) -> None:
@@ -147,7 +147,7 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_token_ids),
         "seed": sampling.seed,
         "logprobs": 0,
-        # The run names every token that ends a turn.
+        # The run itself names every token that ends a turn.
         "ignore_eos": True,
         "detokenize": False,
     }

@@ -1,13 +1,14 @@
-"""From tokens and images of a call to what SGLang computes with, for the models whose images are read.
+"""Turns the tokens and images of a call into the input of SGLang, for models that read images.
 
-SGLang's own processor of these models decodes the tokens to text, resizes the images once more and makes tokens of the
-text again, so an engine could compute other tokens and patches than the trainer. This one leaves both as they are.
+SGLang's own processor for these models decodes the tokens to text, resizes the images once more and tokenizes the text
+again, so an engine could compute different tokens and patches than the trainer. This processor leaves both unchanged.
 
 Invariants:
-- every id of the call stays at its place: an id of an image becomes the placeholder of the model, and no other changes,
-  also where the model itself sampled a placeholder;
-- patches are computed as the trainer does, from the PNG in the size in which it came;
-- SGLang's caches tell images apart by their numbers, and a number stands for the same bytes as long as the server runs.
+- every id of the call keeps its place: an id of an image becomes the placeholder of the model, and no other id changes,
+  even if the model itself sampled a placeholder;
+- patches are computed as in the trainer, from the PNG in its original size;
+- SGLang's caches distinguish images by their numbers, and a number stands for the same bytes as long as the server
+  runs.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ MOST_PIXELS = 64 << 20
 
 
 class Patches(NamedTuple):
-    """One image."""
+    """The patches of one image."""
 
     values: torch.Tensor
     rows: int
-    """Of tokens."""
+    """Rows of tokens."""
     columns: int
     merge: int
 
@@ -65,7 +66,7 @@ class NumberedImages(QwenVLImageProcessor):  # type: ignore[misc] # SGLang is no
         self._seen = SeenPatches(self._processor_of_patches)
 
     async def process_mm_data_async(self, image_data: Any, input_text: Any, *_: Any, **__: Any) -> Any:
-        """Raises ValueError, which SGLang answers with 400."""
+        """Called by SGLang for each call. Raises ValueError, which SGLang answers with status 400."""
         if not isinstance(input_text, list):
             raise ValueError("Images need a prompt of tokens.")
         images = await asyncio.to_thread(self._seen.patches, image_data)
@@ -104,7 +105,7 @@ class NumberedImages(QwenVLImageProcessor):  # type: ignore[misc] # SGLang is no
 
 
 class SeenPatches:
-    """The patches of images that calls brought, for the next call that shows them. May be used by several threads."""
+    """The patches of images of earlier calls, for the next call that shows them. May be used by several threads."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -152,8 +153,8 @@ def image_runs(ids: list[int]) -> list[tuple[int, int, int]]:
 
 
 def positions_of(length: int, runs: list[tuple[int, int, int]], images: dict[int, Patches]) -> np.ndarray[Any, Any]:
-    """[3, tokens]: the time, row and column of each token, as the trainer has them. Text counts on behind the longer
-    side of the image before it."""
+    """[3, tokens]: the time, row and column of each token, as the trainer has them. The positions of text continue
+    after the longer side of the preceding image."""
     steps = np.ones(length + 1, dtype=np.int64)
     steps[0] = 0
     for number, begin, end in runs:
