@@ -1,8 +1,8 @@
-"""The accelerators of this host: which there are, what they do, and how a unit is pointed to its own.
+"""The accelerators of this host: their list, their use, and the variables that point a unit to its own.
 
-* A thread of its own reads them, because the library of a broken card may not answer for minutes.
-* AGENTRL_DEVICES declares devices in place of those that are found: `4`, or `4x80GiB,4x80GiB` for two islands of four.
-* The last measurement is kept; a device that cannot be measured says why.
+* A separate thread reads them, because the library of a broken card may not answer for minutes. * AGENTRL_DEVICES
+declares devices instead of those that are found: `4`, or `4x80GiB,4x80GiB` for two islands of four. * The last
+measurement is kept; a device that cannot be measured has the reason.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def source_of(environ: Mapping[str, str]) -> Source:
 
 
 class Accelerators:
-    """The devices of this host. `start` returns when they were read once."""
+    """The devices of this host. `start` returns after they were read once."""
 
     def __init__(self, source: Source | None = None, every_s: float = EVERY_S) -> None:
         self.devices: tuple[Device, ...] = ()
@@ -133,8 +133,8 @@ class Accelerators:
         return f"The device {gone} does not exist here any more." if gone else ""
 
     def variables(self, wanted: Iterable[str]) -> dict[str, str]:
-        """The variables that point a program to these devices. None for a program without devices: it sees what the
-        host agent sees, as it did before devices were assigned.
+        """The variables that point a program to these devices. A program without devices gets no such variables: it
+        sees what the host agent sees, as before devices were assigned.
         """
         by_id = {device.id: device for device in self.devices}
         chosen = [by_id[id] for id in wanted if id in by_id]
@@ -142,7 +142,7 @@ class Accelerators:
             return {}
         names = ",".join(device.visible for device in chosen)
         if chosen[0].kind == "rocm":
-            # HIP counts within what ROCR shows, and takes CUDA_VISIBLE_DEVICES for its own variable.
+            # HIP counts among the devices that ROCR shows, and reads CUDA_VISIBLE_DEVICES as its own variable.
             places = ",".join(str(place) for place in range(len(chosen)))
             return {"ROCR_VISIBLE_DEVICES": names, "HIP_VISIBLE_DEVICES": places, "CUDA_VISIBLE_DEVICES": places}
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": names}

@@ -1,4 +1,4 @@
-"""What a new agent does with the ledger of the previous one.
+"""Continues the ledger of a previous agent in a new one.
 
 * A process is adopted only if pid, start time and boot id all agree.
 * A process that ended without an agent is reported with the status that its spawn helper wrote. Otherwise the status

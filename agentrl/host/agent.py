@@ -3,7 +3,7 @@
 * It uses no socket: messages arrive by `receive` and leave by `send`.
 * An incarnation is started at most once.
 * Without a coordinator nothing is queued, because the next hello contains the whole ledger.
-* Units live on whatever happens to the agent, and the agent lives on while units do.
+* Units live on whatever happens to the agent, and the agent lives on while units live.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Agent:
         self._exiting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._searched: set[str] = set()
-        """Incarnations under search by their mark."""
+        """Incarnations that are being searched for by their mark."""
         attribution = Attribution(home.run, self.processes.own_pids, self._could_be_another)
         self.services = Services(
             home=home,
@@ -108,7 +108,7 @@ class Agent:
     # ---- incarnation of the agent ----
 
     def start(self) -> None:
-        """Adopt what an earlier agent left, then start the periodic tasks."""
+        """Adopt the processes that an earlier agent left, then start the periodic tasks."""
         if self.cgroups.problems:
             log.info("Without some cgroups: %s.", "; ".join(self.cgroups.problems))
         self.processes.become_parent_of_orphans()
@@ -150,7 +150,7 @@ class Agent:
     # ---- to the coordinator ----
 
     def send(self, message: Message) -> bool:
-        """False if no coordinator is connected; the next hello then contains what matters."""
+        """Send a message. Returns False if no coordinator is connected; the next hello then contains what matters."""
         return self._greeted and self._send(message)
 
     @property
@@ -158,7 +158,7 @@ class Agent:
         return self._greeted
 
     def connected(self) -> None:
-        """A coordinator is connected: send the hello, with the whole ledger."""
+        """Handle a new connection to a coordinator: send the hello, with the whole ledger."""
         self._restore_files()
         self._told_devices = self.services.accelerators.devices
         self._greeted = self._send(self.hello())
@@ -169,7 +169,7 @@ class Agent:
         self._restore_files()
         self._write_condition()
         if self._greeted and self._told_devices != self.services.accelerators.devices:
-            # A hello says which devices there are: a card failed, or slices were made.
+            # The devices have changed (a card failed, or slices were made), and the hello lists them.
             self.connected()
 
     def disconnected(self) -> None:
@@ -178,7 +178,8 @@ class Agent:
         self._write_condition()
 
     def not_admitted(self, why: str, *, final: bool = False) -> None:
-        """The socket of the coordinator refuses this agent. `final`: it always will, because it refuses the key."""
+        """Handle that the coordinator's socket refuses this agent. `final`: it refuses the key, so it will always
+        refuse."""
         if why != self._trouble:
             log.error("The coordinator's socket refuses this agent: %s", why)
         self._trouble = why
@@ -188,12 +189,12 @@ class Agent:
             self._exit_when_empty()
 
     def leave(self, within_s: float, why: str) -> None:
-        """This host goes away within that time: let the units finish, then end."""
+        """Let the units finish, then end, because this host goes away within that time."""
         self.departure.begin(within_s, why, joined=self._greeted)
         self._write_condition()
 
     def _leave(self) -> None:
-        """The time is over, or nothing is left to wait for."""
+        """End, because the time is over or there is nothing left to wait for."""
         if self.watchdog is not None:
             self.watchdog.end()
         self.finished.set()
@@ -310,7 +311,7 @@ class Agent:
         try:
             incarnation.start(command, env, cwd)
         except (AgentrlError, OSError, ValueError) as failed:
-            # Nothing runs, so the entry goes: the same Spawn may come again.
+            # No process runs, so the entry is removed: the same Spawn may come again.
             self.ledger.forget(incarnation.name)
             incarnation.tree.group.kill()
             incarnation.tree.group.remove()
@@ -334,7 +335,7 @@ class Agent:
         self.send(SpawnFailed(spawn.unit, spawn.incarnation, reason, final))
 
     def _repeat(self, incarnation: Incarnation) -> None:
-        """Repeat what is known of an incarnation, for a repeated Spawn."""
+        """Repeat the reports about an incarnation, for a repeated Spawn."""
         if incarnation.entry.pid:
             self.send(incarnation.spawned())
         if incarnation.entry.exit is not None:
@@ -387,16 +388,17 @@ class Agent:
         self.check_finished()
 
     def coordinator_left(self) -> bool:
-        """The coordinator ended in order, after `down`. If it did not know this agent yet, no message ends the agent.
-        Returns whether this agent ends."""
+        """Handle that the coordinator ended in order, after `down`. If it did not know this agent yet, it could not
+        order the agent to end. Returns whether this agent ends."""
         if not self._empty or self._searched:
             return False
         self._exit_when_empty()
         return True
 
     def run_was_taken(self) -> bool:
-        """The coordinator ended because another one has the run. If that is on another host, the units here were
-        replaced and have to end: what they write would be of another life of the run. Returns whether this agent ends.
+        """Handle that the coordinator ended because another one has the run. If the other one is on another host, the
+        units here were replaced and must end: their writes would belong to another life of the run. Returns whether
+        this agent ends.
         """
         marker = read_marker(self.home.run_dir)
         if marker is None or marker.uuid != self.home.run or marker.boot_id == procfs.boot_id():
@@ -415,7 +417,7 @@ class Agent:
             self.finished.set()
 
     def check_finished(self) -> None:
-        """End if the coordinator wants that and no unit is left."""
+        """End if the agent is to end and no unit is left."""
         if self._exiting and self._empty:
             self.finished.set()
 

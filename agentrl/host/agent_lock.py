@@ -1,6 +1,6 @@
 """The lock that allows one host agent per host of a run, and `agent.json`, which identifies the agent's process.
 
-The lock ends with its holder. Others read `agent.json` to see whether the agent lives.
+The lock ends with its holder. Other programs read `agent.json` to see whether the agent lives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AgentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: float = 0.0
     version: str = ""
     coordinator: str = ""
-    """Why no coordinator is started any more; empty if one is."""
+    """The reason why this agent no longer starts coordinators; empty if it does."""
 
     @property
     def identity(self) -> procfs.Identity:
@@ -68,7 +68,7 @@ class AgentLock:
 
     def restore_file(self) -> None:
         """Write agent.json again if it is missing or does not name this agent: the coordinator admits only the process
-        in it."""
+        that the file names."""
         body = self._body()
         try:
             if self._path.read_bytes().rstrip() == body:
@@ -88,7 +88,7 @@ class AgentLock:
         except OSError:
             with contextlib.suppress(OSError):  # `restore_file` tries again
                 fresh.unlink(missing_ok=True)
-                # On a full disk the file of the agent before can still be overwritten, in the space that it has.
+                # On a full disk the previous agent's file can still be overwritten in place.
                 with self._path.open("r+b") as former:
                     former.write(body.ljust(os.fstat(former.fileno()).st_size))
 

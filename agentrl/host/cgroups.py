@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "agentrl-"
 _OF_A_RUN = re.compile(rf"/{PREFIX}[0-9a-f]{{8}}\.")
-"""A service of systemd may be called agentrl-host@demo.service. Its cgroup is not one of a run."""
+"""A systemd service may be called agentrl-host@demo.service. Its cgroup does not belong to a run."""
 
 
 def run_prefix(run: str) -> str:
@@ -36,7 +36,7 @@ def incarnation_of(pid: int, run: str) -> str | None:
 
 
 def prefix_around(pid: int) -> str:
-    """The prefix of the run in whose cgroups a process is, of any run; empty if it is in none."""
+    """The prefix of the run, any run, in whose cgroups a process is; empty if it is in none."""
     found = next(filter(None, map(_OF_A_RUN.search, procfs.cgroup_paths(pid))), None)
     return found[0].strip("/.") if found else ""
 
@@ -76,7 +76,7 @@ class Group:
         return b"populated 1" in events if events else None
 
     def kill(self) -> bool:
-        """SIGKILL every member at once, also those that fork at this moment."""
+        """SIGKILL every member at once, including those that fork at this moment."""
         if self.tree is None:
             return False
         try:
@@ -153,7 +153,7 @@ class Cgroups:
 
 
 def detect(run: str, host: str) -> Cgroups:
-    """Find out by trying: which hierarchies are mounted, where this process is in them, what it may write."""
+    """Find out by trying: which hierarchies are mounted, where this process is in them, and where it may write."""
     found = Cgroups()
     name = f"{run_prefix(run)}.{host}"
     v2, v1_memory = _mounts()
@@ -180,13 +180,14 @@ def usable() -> bool:
 
 
 def place_of(controller: str) -> Path | None:
-    """The cgroup of this process in the hierarchy of a v1 controller, or in v2 if that is empty; None without it."""
+    """The cgroup of this process in the hierarchy of a v1 controller, or in v2 if the controller is empty; None if
+    there is none."""
     mount = _mounts()[0] if not controller else _v1_mount(controller)
     return None if mount is None else mount / _own_path(controller, exact=True).lstrip("/")
 
 
 def remove_of_run(run: str) -> None:
-    """Remove the empty cgroups that agents and toolboxes of the run left, wherever on this host they were started."""
+    """Remove the empty cgroups that agents and toolboxes of the run left, wherever they were started on this host."""
     for mount in (*_mounts(), _v1_mount("pids")):
         if mount is None:
             continue
@@ -197,7 +198,7 @@ def remove_of_run(run: str) -> None:
 
 
 def nothing() -> Cgroups:
-    """For `--cgroups off`."""
+    """No cgroups, for `--cgroups off`."""
     return Cgroups(problems=["cgroups are switched off"])
 
 
@@ -226,7 +227,8 @@ def _mount_table() -> list[list[str]]:
 
 
 def _own_path(controller: str, *, exact: bool = False) -> str:
-    """The cgroup of this process in a hierarchy; an empty controller means v2. `exact`: also below that of a unit."""
+    """The cgroup of this process in a hierarchy; an empty controller means v2. `exact`: even if it is below the cgroup
+    of a unit."""
     for line in procfs.read_bytes("/proc/self/cgroup").decode(errors="replace").splitlines():
         number, controllers, path = line.split(":", 2)
         if (number == "0" and not controller) or (controller and controller in controllers.split(",")):

@@ -71,7 +71,7 @@ class Process:
         """Signal the process group that the process leads; False if it has ended."""
         if not self.signal(0):
             return False
-        # The pidfd proves that the leader was not reaped, so the group's number cannot belong to anybody else.
+        # The pidfd proves that the leader was not reaped, so the group's number cannot belong to another group.
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -95,7 +95,7 @@ class ChildProcesses:
         self._subreaper = False
 
     def become_parent_of_orphans(self) -> None:
-        """Descendants whose parents died come to this process, so that they can be found and reaped."""
+        """Make this process the parent of descendants whose parents die, so that they can be found and reaped."""
         self._subreaper = _set_subreaper(True)
         self._loop.add_signal_handler(signal.SIGCHLD, self._plan_reaping)
 
@@ -117,7 +117,7 @@ class ChildProcesses:
         cwd: str | Path | None = None,
         cgroups: Sequence[Path] = (),
     ) -> Process:
-        """Start a process whose exit status outlives this agent, in a session of its own. Raises OSError if that is not
+        """Start a process in its own session, whose exit status outlives this agent. Raises OSError if that is not
         possible, ValueError for NUL.
 
         `output` is a file descriptor for stdout and stderr; never a pipe that dies with the agent.
@@ -135,7 +135,7 @@ class ChildProcesses:
         output: int,
         cwd: str | Path | None = None,
     ) -> Process:
-        """Start a process that matters only to this agent, in a session of its own. Raises OSError or ValueError."""
+        """Start a process in its own session that matters only to this agent. Raises OSError or ValueError."""
         popen = subprocess.Popen(
             command,
             env=env,
@@ -157,7 +157,7 @@ class ChildProcesses:
                 raise OSError(errno.EMFILE, f"/proc/{pid} cannot be read")
             process = Process(pid, stat.start_ticks, os.pidfd_open(pid), on_exit)
         except OSError:
-            # Not reaped, so the number still belongs to it.
+            # The child is not reaped, so its pid still belongs to it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             self._unwatched.add(pid)
@@ -166,15 +166,15 @@ class ChildProcesses:
         return process
 
     def adopt(self, identity: procfs.Identity, on_exit: OnExit, status_file: Path | None = None) -> Process | None:
-        """Watch a process that another process started; None if it does not live. Raises OSError if this process has no
-        descriptor left, because the other one may live."""
+        """Watch a process that another process started; returns None if it does not live. Raises OSError if no file
+        descriptor is left, because then the process may live."""
         try:
             pidfd = os.pidfd_open(identity.pid)
         except OSError as failed:
             if failed.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             return None
-        # Checked after opening: from here on the descriptor cannot come to mean another process.
+        # This is checked after opening: from here on the descriptor cannot refer to another process.
         if not identity.alive():
             os.close(pidfd)
             return None
@@ -218,12 +218,13 @@ class ChildProcesses:
         task.add_done_callback(self._asking.discard)
 
     def _reap(self, pid: int) -> ExitStatus | None:
-        """The status of an ended child of this process or of its spawn helper; None for other processes."""
+        """Reaps an ended child of this process or of its spawn helper and returns its status; None for other
+        processes."""
         raw = _wait_status(pid)
         if raw is None:
             raw = self._spawner.reap(pid)
         if raw is None:
-            raw = _wait_status(pid)  # The helper was replaced just now, so its child is one of this process.
+            raw = _wait_status(pid)  # The helper was replaced just now, so its child became a child of this process.
         return None if raw is None else _status_of_wait(raw)
 
     async def _ask_status(self, process: Process) -> None:
@@ -275,14 +276,14 @@ def _set_subreaper(wanted: bool) -> bool:
 
 
 def status_of(returncode: int) -> ExitStatus:
-    """From the convention of subprocess: negative numbers are signals."""
+    """The status from a number in the convention of subprocess: negative numbers are signals."""
     return ExitStatus(signal=-returncode) if returncode < 0 else ExitStatus(code=returncode)
 
 
 def status_in(path: Path | None) -> ExitStatus | None:
     """The status that a spawn helper wrote; None if it has not written one."""
     text = procfs.read_bytes(str(path)) if path is not None else b""
-    # A line is whole if it ends.
+    # A line is complete if it ends with a newline.
     return _status_of_wait(int(text)) if text.endswith(b"\n") else None
 
 
@@ -314,10 +315,10 @@ def _status_by_pidfd(pidfd: int) -> ExitStatus | None:
 
 
 def _let_children_have_default_signals() -> None:
-    """A child inherits what its parent ignores (SIGHUP under nohup, SIGQUIT in the background of a script), but not
-    what its parent handles. So handle it, without effect.
+    """A child inherits ignored signals (SIGHUP under nohup, SIGQUIT in the background of a script), but not handlers.
+    So this gives ignored signals a handler without effect.
     """
     for number in signal.valid_signals():
-        # subprocess and the spawn helper reset these two by themselves, and Python needs them ignored.
+        # subprocess and the spawn helper reset these two signals by themselves, and Python needs them ignored.
         if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)

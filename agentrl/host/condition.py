@@ -1,11 +1,11 @@
-"""What the host agent says about itself to probes: `python -m daemons.host --probe ready`.
+"""The condition of the host agent, for probes: `python -m daemons.host --probe ready`.
 
 The agent writes its condition to a file and repeats that every two seconds. So a probe needs no socket, and an agent
-whose loop stands still cannot look well.
+whose loop is blocked cannot look healthy.
 
 Invariants:
-- *live*: the process of the agent lives and its loop turns.
-- *ready*: it is live, the coordinator has accepted it as this host, and it does not leave.
+- *live*: the process of the agent lives and its loop runs.
+- *ready*: it is live, the coordinator has accepted it as this host, and it is not leaving.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrl.host.agent_lock import read_agent_file
 
 FILE = "condition.json"
 LIVE_WITHIN_S = 60.0
-"""A probe that fails ends the container with all its units, so a busy machine must not fail it."""
+"""This long, because a failed probe ends the container with all its units, and a busy machine must not cause that."""
 READY_WITHIN_S = 20.0
 
 
@@ -32,7 +32,7 @@ class Condition(msgspec.Struct, frozen=True, omit_defaults=True):
     joined: bool = False
     leaving: str = ""
     trouble: str = ""
-    """Why it has not joined, as far as it knows."""
+    """The reason why it has not joined, as far as it knows."""
 
 
 class ConditionFile:
@@ -40,7 +40,8 @@ class ConditionFile:
         self._path = folder / FILE
 
     def write(self, *, joined: bool, leaving: str, trouble: str) -> None:
-        """A disk without space is shown elsewhere; here the file becomes old, and the probe says so."""
+        """Writes the condition. A full disk is reported elsewhere; here the file becomes old, and the probe reports
+        that."""
         condition = Condition(since_boot_s(), joined, leaving, "" if joined else trouble)
         draft = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):
@@ -49,12 +50,12 @@ class ConditionFile:
 
 
 def since_boot_s() -> float:
-    """A clock that nobody sets, and that all processes of the machine share."""
+    """A clock that cannot be set, and that all processes of the machine share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def why_not_live(state_dir: Path, host: str) -> str:
-    """Empty if the agent is live."""
+    """Why the agent is not live; empty if it is."""
     agent = read_agent_file(state_dir, host)
     if agent is None or not agent.identity.alive():
         return f"No host agent of {host} lives here."
@@ -63,7 +64,7 @@ def why_not_live(state_dir: Path, host: str) -> str:
 
 
 def why_not_ready(state_dir: Path, host: str) -> str:
-    """Empty if the agent is ready."""
+    """Why the agent is not ready; empty if it is."""
     if why := why_not_live(state_dir, host):
         return why
     found = _read(state_dir, host)

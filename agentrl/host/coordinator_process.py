@@ -1,4 +1,4 @@
-"""Starts the coordinator, and finds the one that lives.
+"""Starts the coordinator, and finds a living one.
 
 The daemon starts the coordinator before it imports the rest of the host agent, because both take a while to import.
 So this module imports little: no asyncio, no messages.
@@ -40,7 +40,7 @@ def coordinator_command(state_dir: Path) -> tuple[str, ...]:
 
 
 def start_coordinator(command: Sequence[str], run: str, log_path: Path) -> int:
-    """Returns the pid of the new child. Raises OSError. The caller reaps the child."""
+    """Starts the coordinator and returns the pid of the new child, which the caller must reap. Raises OSError."""
     env = procfs.without_marks(os.environ) | {"AGENTRL_RUN": run}
     output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

@@ -1,12 +1,10 @@
-"""Keeps one coordinator alive: starts or adopts it, replaces it when it dies or hangs, and reports what happened.
+"""Keeps one coordinator alive: starts or adopts it, replaces it when it dies or hangs, and reports these events.
 
 * At most one coordinator is started at a time; a living one is adopted.
 * The first death is followed by a restart at once, later ones after growing pauses.
-* A coordinator that is silent too long is continued if a signal stopped it. Otherwise it writes its stacks and is
-  replaced.
-* An end that a restart cannot cure (wrong configuration, another process or another host that has the run, an orderly
-  end) is final.
-* The next coordinator that greets this agent learns what happened to those before it.
+* A coordinator that is silent for too long is continued if a signal stopped it. Otherwise it writes its stacks and is
+replaced. * An end is final if a restart cannot help (wrong configuration, another process or host has the run) or if it
+was orderly. * The next coordinator that greets this agent gets reports about its predecessors.
 """
 
 from __future__ import annotations
@@ -46,9 +44,10 @@ _PACE_S = (0.05, 1.0)
 
 
 class SilenceTimer:
-    """Measures how long the coordinator has been silent, in looks of the agent's own loop.
+    """Measures how long the coordinator has been silent, in periodic looks of the agent's own loop.
 
-    Each look adds at most two paces. So time in which this agent was stopped, or the host slept, does not count.
+    Each look adds at most twice the usual interval. So time in which this agent was stopped, or the host slept, does
+    not count.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class SilenceTimer:
         return self.lasted_s >= (self.patience_s if self._received else max(self.patience_s, START_WITHIN_S))
 
     def begin(self, now: float) -> None:
-        """A new coordinator process starts; until its first message it has the time of a slow start."""
+        """Begin with a new coordinator process; until its first message it has the time of a slow start."""
         self._received, self._looked_at, self.lasted_s = False, now, 0.0
 
     def message_received(self) -> None:
@@ -79,7 +78,7 @@ class SilenceTimer:
         self.lasted_s = 0.0
 
     def look(self, now: float) -> None:
-        # Twice the pace: a loop that is a little late was not stopped.
+        # Twice the interval: a loop that is only a little late was not stopped.
         self.lasted_s += min(now - self._looked_at, 2 * self.pace_s)
         self._looked_at = now
 
@@ -119,11 +118,11 @@ class CoordinatorWatchdog:
         self._look_timer: asyncio.TimerHandle | None = None
         self._silence = SilenceTimer()
         self._continued = False
-        """A signal stopped this coordinator once, and the watchdog continued it."""
+        """Whether a signal stopped this coordinator and the watchdog continued it."""
         self._ending_because = ""
         self._unreported: deque[tuple[float, CoordinatorTrouble]] = deque(maxlen=_MOST_TROUBLES)
         self.given_up = ""
-        """Why no coordinator is started any more."""
+        """The reason why no coordinator is started any more; empty if one is."""
 
     @property
     def pid(self) -> int:
@@ -131,7 +130,7 @@ class CoordinatorWatchdog:
 
     @property
     def active(self) -> bool:
-        """A coordinator lives or will be started again."""
+        """Whether a coordinator lives or will be started again."""
         return not self.given_up
 
     def start(self) -> None:
@@ -167,7 +166,7 @@ class CoordinatorWatchdog:
             self._process.signal(signal.SIGTERM)
 
     def received(self, message: ToHost, send: Callable[[Message], bool]) -> None:
-        """The coordinator sent a message. One that knows this host gets the reports about earlier coordinators."""
+        """Handle a message of the coordinator. One that knows this host gets the reports about earlier coordinators."""
         self._silence.message_received()
         if isinstance(message, Welcome):
             self._silence.patience_s = message.coordinator_silent_s or self._silence.patience_s

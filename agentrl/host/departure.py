@@ -1,10 +1,10 @@
-"""The end of a host: the agent knows that its machine goes away, and its units finish before that.
+"""The departure of a host: its machine goes away, and its units finish before that.
 
-A pod that is evicted, a job that reaches its time limit and a machine that shuts down say so by SIGTERM and kill what
-is left some time later.
+When a pod is evicted, a job reaches its time limit or a machine shuts down, processes get SIGTERM, and the rest is
+killed some time later.
 
 Invariants:
-- The coordinator lets the units finish; the agent ends when it says so.
+- The coordinator lets the units finish; the agent ends when the coordinator orders it.
 - Without a coordinator, or if that takes too long, units get SIGTERM and then SIGKILL, and the agent ends in time.
 - A second signal changes nothing.
 """
@@ -45,7 +45,7 @@ class Departure:
         """Why the agent ends; empty if it does not."""
 
     def begin(self, within_s: float, why: str, *, joined: bool) -> None:
-        """The agent has to end within that time. `joined` says whether a coordinator is connected."""
+        """Begin the departure: the agent must end within that time. `joined`: whether a coordinator is connected."""
         if self.why:
             return
         loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class Departure:
         self.announce()
 
     def announce(self) -> None:
-        """Send it to the coordinator, also to the next one."""
+        """Announce the departure to the coordinator. It is repeated to the next one."""
         if self.why:
             self._send(HostLeaving(max(0.0, self._until - asyncio.get_running_loop().time()), self.why))
 

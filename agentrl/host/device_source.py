@@ -1,4 +1,4 @@
-"""Defines what each kind of accelerator answers to the host agent."""
+"""Defines the interface of each kind of accelerator to the host agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.protocol.messages import Device
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a source reads of one device."""
+    """The measurement of one device."""
 
     id: str
     memory_used_bytes: int = 0
@@ -24,9 +24,9 @@ class Source(Protocol):
     """One kind of accelerator."""
 
     problem: str
-    """Why devices may be missing; empty if none are."""
+    """Why devices may be missing; empty if none are missing."""
 
     def devices(self) -> tuple[Device, ...]:
-        """In the order of their buses."""
+        """The devices in the order of their buses."""
 
     def measure(self) -> tuple[Measured, ...]: ...

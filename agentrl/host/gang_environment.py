@@ -1,8 +1,10 @@
-"""What a rank of a gang is told: variables of torchrun's names, with which torch and accelerate find the other ranks.
+"""The environment of a rank of a gang: variables with torchrun's names, by which torch and accelerate find the other
+ranks.
 
 Invariants:
-- A gang on one host stays on loopback. One on several hosts uses the private addresses that the run file names.
-- Nothing is started if the ranks could not meet: the port is taken, or the private address is not of this host.
+- A gang on one host stays on loopback. A gang on several hosts uses the private addresses that the run file names.
+- No rank is started if the ranks could not connect: because the port is taken, or the private address does not belong
+  to this host.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def of_rank(rank: Rank) -> dict[str, str]:
 
 
 def interfaces(rank: Rank) -> dict[str, str]:
-    """Where gloo and NCCL listen and connect: otherwise they take the address of the name of the host. Raises
-    ConfigError."""
+    """The interfaces on which gloo and NCCL listen and connect. Without them they would use the address of the
+    hostname. Raises ConfigError."""
     name = _interface(rank.own_address or LOOPBACK)
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), name)
 
@@ -52,7 +54,8 @@ def _interface(address: str) -> str:
 
 
 def port_taken(rank: Rank | None) -> str:
-    """A sentence if the ranks cannot meet at rank 0, which is to start here. The next epoch gets another port."""
+    """A sentence if the ranks could not connect to rank 0, which is about to start here. The next epoch gets another
+    port."""
     if rank is None or rank.rank:
         return ""
     # The store of torch listens on all addresses.

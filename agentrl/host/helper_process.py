@@ -1,8 +1,8 @@
 """A process that the host agent keeps running beside itself: the tunnel, the file process.
 
 Invariants:
-- The process ends with the agent: its input ends.
-- While it is wanted, one that ended is started again and gets the last line of each kind again.
+- The process ends with the agent, because its input ends.
+- While it is needed, it is started again after it ended, and gets the last line of each kind again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HelperProcess:
         return self._running is not None
 
     def open(self, arguments: Sequence[str]) -> None:
-        """Start it, in place of one with other arguments."""
+        """Start the process, and end one with other arguments."""
         self.close()
         self._running = asyncio.create_task(self._keep_running(tuple(arguments)), name=self._module)
 
@@ -57,7 +57,7 @@ class HelperProcess:
             self._end(self._process)
 
     async def closed(self) -> None:
-        """Close, and return when nothing is open any more."""
+        """Close, and return when everything is closed."""
         running = self._running
         self.close()
         if running is not None:
@@ -73,7 +73,7 @@ class HelperProcess:
             await asyncio.sleep(AGAIN_S)
 
     async def _run_once(self, arguments: tuple[str, ...]) -> None:
-        """Until it ends."""
+        """Start the process once and handle its lines until it ends."""
         process = self._process = self._started(arguments)
         for told in self._told.values():
             self._write(told)
@@ -89,7 +89,7 @@ class HelperProcess:
             self._end(process)
 
     def _started(self, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        """Raises OSError."""
+        """The started process. Raises OSError."""
         command = [sys.executable, "-m", self._module, *arguments]
         env = procfs.without_marks(os.environ) | {"AGENTRL_RUN": self._run}
         output = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -106,7 +106,7 @@ class HelperProcess:
                 self._process.stdin.flush()
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """It ends with its input."""
+        """End the process by closing its input."""
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()

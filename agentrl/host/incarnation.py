@@ -1,9 +1,8 @@
 """One incarnation on this host, from the intent to the end of its last process.
 
-* The order is intent, process, exit, empty; each is in the ledger before it is sent.
-* Exited is sent once, and GroupEmpty once unless Exited says it.
-* Probes end with their process.
-* Processes that outlive their leader are killed without an order.
+* The order is: intent, process, exit, empty. Each is in the ledger before it is sent. * Exited is sent once, and
+GroupEmpty once unless Exited already reports that the group is empty. * Probes end with their process. * Processes that
+outlive their leader are killed without an order from the coordinator.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Services:
-    """What all incarnations of an agent share."""
+    """The services that all incarnations of an agent share."""
 
     home: spawn_environment.Home
     processes: ChildProcesses
@@ -68,9 +67,9 @@ class Incarnation:
     process: Process | None = None
     prober: Prober | None = None
     stopped: bool = False
-    """A signal has stopped it."""
+    """Whether a signal has stopped it."""
     over_limit: bool = False
-    """The agent killed it for memory."""
+    """Whether the agent killed it because of its memory limit."""
     _oom_kills_seen: int = 0
     _oom_recently: bool = False
     _leader_gone: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -86,7 +85,7 @@ class Incarnation:
 
     @property
     def over(self) -> bool:
-        """No process of it is left."""
+        """Whether no process of it is left."""
         return self.entry.group_empty
 
     @property
@@ -136,7 +135,7 @@ class Incarnation:
         return Exited(entry.unit, entry.incarnation, entry.exit or ExitStatus(), entry.tail, entry.group_empty)
 
     def found_dead(self, status: ExitStatus) -> None:
-        """It ended while no agent was running."""
+        """Handle that it ended while no agent was running."""
         self._over(status)
 
     def signal(self, number: int, *, leader_only: bool) -> None:
@@ -174,7 +173,7 @@ class Incarnation:
             self.kill_tree()
 
     def stop_watching(self) -> None:
-        """The agent ends; the process lives on."""
+        """Stop watching, because the agent ends; the process lives on."""
         if self.prober is not None:
             self.prober.stop()
         if self._sweep is not None:
@@ -208,7 +207,7 @@ class Incarnation:
         return of_group if of_group is not None else Snapshot().descendants({leader.pid: "leader"})
 
     def on_exit(self, process: Process, status: ExitStatus) -> None:
-        """The process of this incarnation has ended."""
+        """Handle the end of the process of this incarnation."""
         self.process = None
         if self._killed_for_memory(status):
             status = msgspec.structs.replace(status, oom=True)
@@ -228,7 +227,7 @@ class Incarnation:
             self.prober.stop()
         self._leader_gone.set()
         tail = self.services.logs.tail(self.entry.unit, self.entry.incarnation)
-        # The usual end leaves no process, which the cgroup shows at once: one entry and one message for both facts.
+        # Usually no process is left, which the cgroup shows at once. Then one entry and one message report both facts.
         empty = self.tree.group.populated() is False
         self._record(exit=status, tail=tail, group_empty=empty)
         self.services.send(self.ended())
@@ -246,7 +245,7 @@ class Incarnation:
 
     async def _sweep_all(self) -> None:
         swept = await self.services.sweeper.empty(self.tree)
-        # The exit of a leader is reported before GroupEmpty, even if the loop sees it later.
+        # The exit of a leader must be reported before GroupEmpty, even if the loop sees it later.
         await self._leader_gone.wait()
         if self.over:
             return

@@ -1,9 +1,9 @@
-"""The ledger: what this host knows of every incarnation that it was ever asked to start and not yet told to forget.
+"""The ledger: what this host knows about every incarnation that it was asked to start and not yet ordered to forget.
 
-Invariants: an intent is on disk before a process is started, so nothing is started twice whatever dies in between; a
-file appears whole and then grows by whole lines, of which the last one counts, so what is half written is never
-believed; a full disk is reported, kept in mind and tried again, and never ends the agent. Nothing is synced: a power
-loss changes the boot id, and with it every process is dead anyway.
+Invariants: an intent is on disk before a process is started, so no process is started twice, whatever dies in between;
+a file appears whole and then grows by whole lines, and the last whole line counts, so a half-written line is never
+used; a full disk is reported, its entries stay in memory and are written later, and it never ends the agent. Nothing is
+synced: after a power loss the boot id differs and every process is dead anyway.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Ledger:
         self._on_disk: set[str] = set()
         self._unwritten: set[str] = set()
         self.trouble = ""
-        """A sentence while the disk cannot be written."""
+        """A sentence while the disk cannot be written; else empty."""
 
     def load(self) -> None:
         """Read the entries of an earlier agent. A file that cannot be read is set aside."""
@@ -89,7 +89,8 @@ class Ledger:
                 log.error("The ledger entry %s cannot be read and is set aside: %s.", path, broken)
                 path.rename(path.with_suffix(".broken"))
                 continue
-            # Not counted as on disk: the next record replaces the file, with any incomplete line at its end.
+            # The entry does not count as on disk, so the next record replaces the file, including any incomplete last
+            # line.
             self._entries[entry.name] = entry
         for path in self._folder.glob("*.status"):
             if path.stem not in self._entries:
@@ -99,7 +100,7 @@ class Ledger:
         return tuple(self._entries.values())
 
     def intend(self, entry: Entry) -> None:
-        """Write the intent to start. After a DiskError nothing may be started."""
+        """Write the intent to start. After a DiskError the process must not be started."""
         try:
             self._write(entry)
         except OSError as failed:
@@ -136,7 +137,7 @@ class Ledger:
             self.trouble = ""
 
     def _try_again_small(self) -> None:
-        """After a refused intent no entry waits: test whether the disk can be written again."""
+        """Test whether the disk can be written again, because after a refused intent no entry waits to be written."""
         trial = self._folder / ".trial"
         try:
             trial.write_bytes(b"x" * 4096)
@@ -157,7 +158,7 @@ class Ledger:
         line = msgspec.json.encode(entry) + b"\n"
         path = self._path(entry.name)
         if entry.name in self._on_disk:
-            # Much cheaper than a replacement: some file systems flush a file that replaces another.
+            # Appending is much cheaper than replacing: some file systems flush a file that replaces another.
             _append(path, line)
             return
         fresh = path.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""Says whether a process of a run listens on a port of this host."""
+"""Finds out whether a process of a run listens on a port of this host."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _LISTEN = "0A"
 
 
 class ListeningPorts:
-    """Of one run. Tool servers do not count: nothing but their toolbox talks to them."""
+    """The listening ports of one run. Ports of tool servers do not count, because only their toolbox uses them."""
 
     def __init__(self, run: str) -> None:
         self._run = run.encode()
         self._looking = threading.Lock()
         self._until: dict[int, float] = {}
         self._held_by: dict[int, int] = {}
-        """The process that had the port at the last look, which spares the search among all processes."""
+        """The process that had the port at the last look; checking it first avoids a search through all processes."""
 
     def has(self, port: int) -> bool:
-        """Blocks for some milliseconds unless the port was found a moment ago. Called by many threads."""
+        """Whether a process of the run listens on the port. Blocks for some milliseconds unless it was found a moment
+        ago. Called by many threads."""
         if self._is_remembered(port):
             return True
         with self._looking:

@@ -52,7 +52,7 @@ class Logs(LogFiles):
             cut_part(path).unlink(missing_ok=True)
 
     def cut_if_large(self, unit: str, incarnation: int, max_bytes: int) -> bool:
-        """As `cut_if_large`, for the log of an incarnation."""
+        """Like `cut_if_large`, for the log of an incarnation."""
         return cut_if_large(self.path(unit, incarnation), max_bytes)
 
     def tail(self, unit: str, incarnation: int) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def tail_of(path: Path) -> tuple[str, ...]:
         return ()
     lines = body.decode(errors="replace").splitlines()
     if size > _TAIL_BYTES:
-        lines = lines[1:] or lines  # the first one is cut somewhere
+        lines = lines[1:] or lines  # the first line is incomplete
     shown = [part for line in lines[-TAIL_LINES:] for part in as_text(line).split("\n")]
     return tuple(clean(line) for line in shown[-TAIL_LINES:])
 
@@ -98,7 +98,7 @@ def clean(line: str) -> str:
 
 
 def private(path: str | Path, flags: int) -> int:
-    """For `open(..., opener=private)`: logs contain prompts."""
+    """For `open(..., opener=private)`: only the owner may read logs, because they contain prompts."""
     return os.open(path, flags, 0o600)
 
 

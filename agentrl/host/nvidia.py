@@ -1,8 +1,9 @@
 """Reads NVIDIA cards and their MIG slices through NVML.
 
 * No failure of one card hides the others.
-* An agent that was given some cards (CUDA_VISIBLE_DEVICES, as in an allocation of a cluster) gives away only these.
-* A whole card is named by its number in the order of buses, because some programs read numbers only; a slice by its id.
+* An agent that got only some cards (by CUDA_VISIBLE_DEVICES, as in a cluster's allocation) assigns only these. * A
+whole card is named by its number in the order of buses, because some programs can read only numbers; a slice is named
+by its id.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Nvidia:
             yield _Card(Device(id, str(number), "cuda", name, memory), handle)
 
     def _islands(self, cards: list[_Card]) -> dict[str, str]:
-        """By card: the first card of those that it reaches by NVLink."""
+        """For each card, the first card of the group that it reaches by NVLink."""
         nv = self._library
         island = {card.device.id: card.device.id for card in cards}
         for place, one in enumerate(cards):
@@ -96,7 +97,7 @@ class Nvidia:
         return {id: first for id, first in island.items() if size.count(first) > 1}
 
     def _parts(self, card: _Card, islands: Mapping[str, str]) -> list[_Card]:
-        """The slices of a card that is sliced, otherwise the card."""
+        """The slices of a sliced card, otherwise the card itself."""
         nv, whole = self._library, card.device
         if self._or([0], nv.nvmlDeviceGetMigMode, card.handle)[0] != nv.NVML_DEVICE_MIG_ENABLE:
             linked = Device(whole.id, whole.visible, "cuda", whole.name, whole.memory_bytes, islands.get(whole.id, ""))
@@ -115,7 +116,7 @@ class Nvidia:
         if self._allowed is None:
             return True
         names = [name.strip() for name in self._allowed.split(",") if name.strip()]
-        # A slice is allowed with its card only by its own id. An id may be cut short.
+        # A slice is allowed only by its own id, not by its card. An id may be abbreviated.
         return any(
             name == card.device.visible or (not name.isdecimal() and card.device.id.startswith(name)) for name in names
         )
@@ -131,7 +132,7 @@ class Nvidia:
         return Measured(
             card.device.id,
             memory_used_bytes=used,
-            # NVML measures no use of a slice.
+            # NVML does not measure the use of a slice.
             busy_percent=float(0 if card.parent or rates is None else rates.gpu),
             temperature_c=float(self._or(0, nv.nvmlDeviceGetTemperature, whole, nv.NVML_TEMPERATURE_GPU)),
             pids=tuple(one.pid for one in self._or((), nv.nvmlDeviceGetComputeRunningProcesses, handle)),
@@ -142,7 +143,7 @@ class Nvidia:
         return 0 if memory is None else int(memory.total)
 
     def _or(self, otherwise: Any, question: Callable[..., Any], *arguments: object) -> Any:
-        """What NVML answers, or this if the card does not support the question."""
+        """The answer of NVML, or the default if the card does not support the query."""
         try:
             return question(*arguments)
         except self._library.NVMLError:

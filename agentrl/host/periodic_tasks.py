@@ -1,8 +1,7 @@
 """The periodic tasks of the agent: heartbeats, measurements, log cuts, memory limits.
 
-* Each task runs by itself; a failed turn is logged and repeated at the next.
-* Only measured values are sent.
-* Work that reads much runs in a thread.
+* Each task runs independently; a failed turn is logged, and the next turn tries again. * Only measured values are sent.
+* Work that reads a lot runs in a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from agentrl.protocol.messages import DeviceUse, HostBeat, HostStats, ProcessInf
 log = logging.getLogger(__name__)
 
 _MOST_STRAYS = 50
-"""More are not listed; a scan lists all."""
+"""The most stray processes that are listed; a scan lists all of them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Intervals:
     """Intervals and limits of the periodic tasks."""
 
     stats_s: float = 2.0
-    """Until a coordinator sets another interval."""
+    """The default until a coordinator sets another interval."""
     memory_check_s: float = 0.5
     """For memory limits that no cgroup enforces."""
     strays_every: int = 5
@@ -44,7 +43,7 @@ class Intervals:
 
 
 class PeriodicTasks:
-    """`on_lonely` is called at every measurement after too long without a coordinator, `restore_files` at every one."""
+    """`restore_files` is called at every measurement; `on_lonely` also, once there was no coordinator for too long."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class PeriodicTasks:
             task.cancel()
 
     def greeted(self, connected: bool) -> None:
-        """The agent sent its hello, or lost the connection."""
+        """Handles that the agent sent its hello or lost the connection."""
         self._connected = connected
         if not connected:
             self._lonely_since = self._loop.time()
@@ -101,7 +100,7 @@ class PeriodicTasks:
                 self._beating = None
 
     def welcomed(self, heartbeat_s: float, stats_every_s: float) -> None:
-        """The coordinator sets the intervals; the next measurement uses them."""
+        """Takes the intervals of the coordinator; the next measurement uses them."""
         self._stats_s = stats_every_s or self._times.stats_s
         if self._beating is not None:
             self._beating.cancel()

@@ -1,8 +1,7 @@
 """One request of a probe: exec, HTTP or TCP.
 
-* A request ends within its timeout, whatever the other side does.
-* A command is killed with its process group when the time is over.
-* A response has a bounded body.
+* A request ends within its timeout, whatever the other program does. * A command is killed with its process group when
+the time is over. * A response has a bounded body.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ async def run_probe(
     except TimeoutError:
         return ProbeResult(False, f"no answer within {probe.timeout_s:g} s")
     except OSError as failed:
-        # asyncio replaces the reason by "Connect call failed"; the errors of name look-ups are negative.
+        # asyncio replaces the reason by "Connect call failed", so it is derived from the number; numbers of name
+        # lookups are negative.
         number = failed.errno or 0
         reason = os.strerror(number) if number > 0 else failed.strerror
         return ProbeResult(False, reason or str(failed))
@@ -69,7 +69,7 @@ async def _exec(
         try:
             status = await asyncio.shield(ended)
         finally:
-            process.signal_group(signal.SIGKILL)  # does nothing if it ended by itself
+            process.signal_group(signal.SIGKILL)  # has no effect if it ended by itself
         body = os.pread(output, BODY_BYTES, 0)
     finally:
         os.close(output)

@@ -3,7 +3,7 @@
 * Only changes are reported.
 * `failures` failed requests in a row count as a failure, a single one does not.
 * A process that has not become ready yet cannot fail its liveness probe.
-* An answer at a port where the unit does not listen makes it ready only if the unit still lives some seconds later.
+* An answer at a port on which the unit does not listen makes the unit ready only if it still lives some seconds later.
 * Probes end with their process and leave no child and no task behind.
 """
 
@@ -29,9 +29,9 @@ _FIRST_INTERVAL_S = 0.05
 _GROWTH = 1.6
 _MOST_METRICS = 256
 _SETTLE_S = 0.3
-"""A success counts if the process still lives after this time ..."""
+"""A success counts if the process still lives this much later ..."""
 _OTHER_LISTENER_S = 3.0
-"""... and after this if no process of the unit listens at the port: another program may have answered."""
+"""... or this much later if no process of the unit listens on the port, because another program may have answered."""
 
 
 @dataclass
@@ -95,13 +95,13 @@ class Prober:
                 async with asyncio.timeout(start_deadline_s):
                     await self._came_up.wait()
             except TimeoutError:
-                pass  # it had its time: from now on a missing answer counts
+                pass  # the time for the first success is over: from now on a missing answer counts
             await self._watch("live", probe)
             return
         await self._watch("live", probe, patience_s=start_deadline_s)
 
     async def _watch(self, kind: str, probe: Probe, patience_s: float = 0.0) -> None:
-        """Repeat for ever. Failures before the first success do not count within the patience."""
+        """Repeat the probe for ever. Failures before the first success do not count during the initial patience."""
         loop = asyncio.get_running_loop()
         patient_until = loop.time() + patience_s
         verdict = Verdict(probe.failures)
@@ -113,14 +113,14 @@ class Prober:
             too_early = verdict.ok is None and loop.time() < patient_until
             if (answer.ok or not too_early) and verdict.changed_by(answer.ok):
                 self._report(kind, answer)
-            # Failures count only an interval apart, or a slow start would count as a failure.
+            # Failures count only if they are an interval apart, so that a slow start does not count as a failure.
             pause_s = probe.interval_s if verdict.ok is not None else min(pause_s * _GROWTH, probe.interval_s)
             if verdict.ok is None and pause_s < probe.interval_s:
                 verdict.in_a_row = 0
             await asyncio.sleep(pause_s)
 
     async def _confirm(self, probe: Probe) -> None:
-        """Return when a first success counts. If the process ends before, this task is cancelled."""
+        """Return when the first success counts. If the process ends before, this task is cancelled."""
         port = probe_requests.port_here(probe)
         if not port:
             await asyncio.sleep(_SETTLE_S)

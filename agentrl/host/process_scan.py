@@ -1,9 +1,9 @@
-"""Lists the processes of a run on this host; also `python -m agentrl.host.process_scan UUID`. With `--below HOME` lists
-the runs that have living processes, also those whose state directory in HOME was deleted.
+"""Lists the processes of a run on this host; also `python -m agentrl.host.process_scan UUID`. With `--below HOME` it
+lists the runs that have living processes, including those whose state directory in HOME was deleted.
 
 * Every process is listed with the evidence for it.
-* The report says what could not be examined.
-* The scanner, its ancestors and a pid with another start time are never killed.
+* The report names what could not be examined. * The scanner, its ancestors and a pid with another start time are never
+killed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def scan(
 ) -> ScanReport:
     """Look at every process of the host. Blocks.
 
-    `control` counts host agents and coordinators of the run, too; an agent that asks leaves them alone. `in_cgroups`
-    says whether units were put into cgroups; None if only the host's abilities can tell.
+    `control`: include host agents and coordinators of the run; a host agent that scans excludes them. `in_cgroups`:
+    whether units were put into cgroups; None if only the host's abilities can tell.
     """
     in_cgroups = cgroups.usable() if in_cgroups is None else in_cgroups
     found, examined, unproven = _look(run, control, in_cgroups)
@@ -114,7 +114,7 @@ def _ancestors(snapshot: Snapshot) -> frozenset[int]:
 
 
 def _unproven(closed: list[int], snapshot: Snapshot) -> str:
-    """Without cgroups a process that removed its mark cannot be recognised; says so."""
+    """A sentence if there are no cgroups: then a process that removed its mark cannot be recognised."""
     sentences = [
         "Units were not in cgroups, so a process that cleared its environment and outlived its parents "
         "could not be told from a stranger."

@@ -1,7 +1,7 @@
 """The host agent's side of `spawn_helper.py`, the parent of all units.
 
-* A helper that dies or hangs is replaced. Its children become children of the agent then.
-* After a failed conversation nothing of the attempt is left alive, so a unit never runs twice.
+* A helper that dies or hangs is replaced. Its children then become children of the agent. * After a failed conversation
+with the helper, no process of the attempt is left alive, so a unit never runs twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.host import procfs, spawn_helper
 log = logging.getLogger(__name__)
 
 _REPLY_WITHIN_S = 5.0
-"""A helper that is stopped by a signal holds up the agent once for this long."""
+"""A helper that a signal has stopped delays the agent once by this time."""
 _ENV_OF_MARK = procfs.MARK_INCARNATION.decode()
 
 
@@ -61,7 +61,7 @@ class ProcessSpawner:
         self._socket = ours
 
     def close(self) -> None:
-        """Leave the helper. It lives until its last child has ended."""
+        """Leave the helper alone. It lives until its last child has ended."""
         if not self._children:
             self._kill()
         elif self._socket is not None and self._helper is not None:
@@ -98,7 +98,8 @@ class ProcessSpawner:
         return int(pid)
 
     def _ask_again(self, request: tuple[Any, ...], incarnation: str) -> Any:
-        """Ask the new helper. A later request must not read its late reply, so it is replaced too if it fails."""
+        """Ask the new helper. If it fails too, it is also replaced, so that a later request cannot read its late
+        reply."""
         try:
             return self._ask(*request)
         except (OSError, EOFError, ValueError, TypeError) as broken:
@@ -152,9 +153,9 @@ class ProcessSpawner:
         self._children.clear()
 
     def _end_attempt(self, incarnation: str) -> None:
-        """Kill what the helper may have started without a reply. It is a child of this process by now.
-
-        Not by `cgroup.kill`: the kernel would kill the next child that is created inside that cgroup too.
+        """Kill a process that the helper may have started without a reply. By now it is a child of this process. This
+        does not use `cgroup.kill`, because the kernel would also kill the next child that is created inside that
+        cgroup.
         """
         for pid, stat in procfs.all_stats().items():
             if stat.ppid == os.getpid() and stat.state not in "ZX" and _is_of_attempt(pid, incarnation):

@@ -4,7 +4,7 @@
 * A process is killed only through a pidfd with the right start time.
 * A process belongs to an incarnation by evidence (cgroup, mark, session, descent, its log). A process that could belong
   to another incarnation is left alone.
-* Sweeps at the same time share one pass over /proc.
+* Concurrent sweeps share one pass over /proc.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from agentrl.host import procfs
 from agentrl.host.cgroups import Group
 from agentrl.protocol.messages import ProcessInfo
 
-# Pauses between checks of a killed tree; a process in an uninterruptible call may need long.
+# Pauses between checks of a killed tree; a process in an uninterruptible call may take long to end.
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 1.0
 
 
 @dataclass
 class ProcessTree:
-    """Where the processes of one incarnation may be found."""
+    """The places in which the processes of one incarnation may be found."""
 
     name: str
     """The incarnation, `web-0.7`."""
@@ -135,7 +135,7 @@ class Sweeper:
         self._next_snapshot: asyncio.Task[Snapshot] | None = None
 
     async def empty(self, tree: ProcessTree) -> tuple[ProcessInfo, ...]:
-        """Kill the processes of the tree until none is left; returns those besides the leader."""
+        """Kill the processes of the tree until none is left; returns the killed processes other than the leader."""
         swept: dict[tuple[int, int], ProcessInfo] = {}
         pause_s = _FIRST_PAUSE_S
         empty_looks = 0
@@ -175,13 +175,13 @@ class Sweeper:
         return await asyncio.shield(self._next_snapshot)
 
     async def _take(self) -> Snapshot:
-        await asyncio.sleep(0)  # let everything that ended in this turn of the loop join
+        await asyncio.sleep(0)  # lets sweeps of everything that ended in this turn of the loop share the snapshot
         self._next_snapshot = None
         return await asyncio.to_thread(lambda: Snapshot().with_marks())
 
 
 def kill_all_and_wait(processes: list[ProcessInfo], within_s: float) -> list[ProcessInfo]:
-    """For callers without a loop: kill these processes; returns those that still live after the time."""
+    """For callers without a loop: kill these processes; returns those that still live after that time."""
     for info in processes:
         procfs.kill_exactly(info.pid, info.start_ticks)
     deadline = time.monotonic() + within_s

@@ -23,7 +23,8 @@ MARK_RUN = b"AGENTRL_RUN"
 MARK_INCARNATION = b"AGENTRL_INCARNATION"
 MARK_HOST = b"AGENTRL_HOST"
 MARK_TOOL = b"AGENTRL_MARK"
-"""Marks a tool server, which must not know the uuid of the run: `mark_of` derives it, and nothing derives the uuid."""
+"""Marks a tool server, which must not know the uuid of the run: `mark_of` derives the mark from the uuid, and the uuid
+cannot be derived from the mark."""
 
 MARKS = (
     "AGENTRL_RUN",
@@ -42,10 +43,11 @@ MARKS = (
     "AGENTRL_KEY",
     "AGENTRL_TUNNEL",
 )
-"""All variables that identify a process of a run. A process that starts another one does not pass them on."""
+"""All variables that identify a process of a run. A process must not pass its own marks on to a process that it
+starts."""
 
 _LOOKS, _LOOK_S = 1000, 0.001
-"""An exec takes microseconds, but a busy machine may interrupt it in the middle."""
+"""How often and how long to wait for an exec. It takes microseconds, but a busy machine may interrupt it."""
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -166,11 +168,11 @@ def _environment(pid: int) -> bytes:
 
 
 def _becomes_another_program(pid: int) -> bool:
-    """During an exec a process has a program, but no arguments and no environment yet."""
+    """Whether the process is in an exec: it already has a program, but no arguments and no environment yet."""
     try:
         os.readlink(f"/proc/{pid}/exe")
     except OSError:
-        return False  # the kernel's own, or gone
+        return False  # a process of the kernel, or already gone
     return not read_bytes(f"/proc/{pid}/cmdline")
 
 

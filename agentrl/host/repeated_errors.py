@@ -1,12 +1,12 @@
-"""Counts errors that repeat in the logs of units, so that one line says what many lines repeat.
+"""Counts errors that repeat in the logs of units, so that one line stands for many.
 
-A dead helper of a program, such as a rate limiter, often kills nothing: its callers write the same error again and
-again.
+If a helper of a program dies, such as a rate limiter, often no process dies with it, but its callers log the same error
+again and again.
 
 Invariants:
 - Errors that differ only in numbers, quoted words and addresses are one error.
-- A look at a log reads a bounded part of it: the newest.
-- What a log contained before this process began is not counted, because its time is not known.
+- A look at a log reads only a bounded, newest part of it.
+- Lines from before the start of this process are not counted, because their time is not known.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from agentrl.host.log_files import clean
 from agentrl.protocol.messages import RepeatedError
 
 COUNT_FROM = 20
-"""An error that is written less often is not reported."""
+"""An error that was logged less often than this is not reported."""
 FORGOTTEN_S = 600.0
-"""An error that was not written for this time is over."""
+"""An error that was not logged for this time is over."""
 MOST_REPORTED = 5
-"""Errors of one unit."""
+"""The most errors that are reported for one unit."""
 MOST_KINDS = 200
-"""Errors that are counted for one unit: those that were written last."""
+"""The most errors that are counted for one unit: those that were logged last."""
 MOST_BYTES = 256 << 10
-"""Of one log at a look ..."""
+"""The most bytes that a look reads of one log ..."""
 MOST_BYTES_OF_ALL = 1 << 20
 """... and of all logs."""
 MOST_CHARS = 200
 _SEARCHED_CHARS = 1_000
-"""Of a line. The search goes backward from the end of a name, so it takes no more than linear time."""
+"""How many characters of a line are searched. The search goes backward from the end of a name, so it takes at most
+linear time."""
 _NAME_ENDS = re.compile(r"(?:Error|Exception|Died|Failure)(?= ?[:(])|(?<![\w.])(?:ERROR|CRITICAL|FATAL)\b")
 _NAME_BACKWARD = re.compile(r"[\w.]*")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
@@ -59,11 +60,11 @@ class RepeatedErrors:
     def __init__(self) -> None:
         self._read: dict[Path, int] = {}
         self._by_unit: dict[str, dict[str, _Repeats]] = {}
-        """By pattern, in the order of their last time."""
+        """Errors of each unit by pattern, in the order in which they were last logged."""
         self._began = True
 
     def look(self, logs: Sequence[tuple[str, Path]]) -> None:
-        """Count what units have written since the last look. Blocks: use a thread."""
+        """Count the errors that units have logged since the last look. Blocks: use a thread."""
         now, read = time.time(), {}
         self._forget(now)
         most = min(MOST_BYTES, MOST_BYTES_OF_ALL // max(1, len(logs)))
@@ -73,7 +74,7 @@ class RepeatedErrors:
         self._read, self._began = read, False
 
     def of_unit(self, unit: str) -> tuple[RepeatedError, ...]:
-        """The most frequent ones first. Those of about the same count keep their order."""
+        """The errors of a unit, the most frequent first. Errors with about the same count keep their order."""
         kinds = self._by_unit.get(unit, {})
         found = [each for each in kinds.values() if each.count >= COUNT_FROM]
         found.sort(key=lambda each: (-each.count.bit_length(), each.first_at))
@@ -89,7 +90,7 @@ class RepeatedErrors:
                 del self._by_unit[unit]
 
     def _look(self, unit: str, path: Path, now: float, most: int) -> int:
-        """Returns how far the log is read."""
+        """Count the new errors of one log. Returns the position up to which the log is read."""
         size = os.stat(path).st_size
         begin = self._read.get(path, size if self._began else 0)
         # The log was cut.
@@ -115,7 +116,7 @@ class RepeatedErrors:
 
 
 def errors_in(lines: Iterable[str]) -> Iterator[str]:
-    """The errors of a log without what stands before them, such as the time.
+    """The errors of a log without their prefixes, such as the time.
 
     A traceback and the line before it are one error: the last line of the traceback, which names the cause.
     """
@@ -136,7 +137,7 @@ def errors_in(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _error_in(line: str) -> str:
-    """From the name of an error to the end of the line; empty if it names none."""
+    """The text from the name of an error to the end of the line; empty if the line names no error."""
     for found in _NAME_ENDS.finditer(line):
         name = _NAME_BACKWARD.match(line[: found.start()][::-1])
         start = found.start() - (len(name[0]) if name else 0)

@@ -23,7 +23,7 @@ class RequestHandler:
         self._incarnations = incarnations
 
     async def to(self, what: ReadLog | ScanRun | DumpStacks) -> LogChunk | ScanReport | StackReport:
-        """Raises AgentrlError or OSError if there is no answer."""
+        """The answer to a request. Raises AgentrlError or OSError if there is none."""
         match what:
             case ReadLog():
                 return await self._log(what)
@@ -65,7 +65,7 @@ class RequestHandler:
             and (not what.units or incarnation.entry.unit in what.units or incarnation.name in what.units)
         ]
         texts = await asyncio.gather(*map(self._stack, wanted))
-        # All must fit into one message. The innermost frames come first, so the end is cut.
+        # All stacks must fit into one message. The innermost frames come first, so the end is cut off.
         each = _STACKS_CHARS // max(1, len(wanted))
         return StackReport(
             host=self._services.home.host,

@@ -1,7 +1,7 @@
-"""Reads AMD cards from sysfs: which there are from the topology of KFD, what they do from their DRM devices.
+"""Reads AMD cards from sysfs: their list from the topology of KFD, their use from their DRM devices.
 
-* A program is pointed to a card by its place among the cards of the topology, which is what ROCR counts.
-* A file that is missing leaves its number at zero.
+* A program is pointed to a card by the card's place in the topology, because ROCR counts in this order. * A file that
+is missing leaves its number at zero.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Rocm:
 
 
 def _islands(cards: list[Path]) -> dict[str, str]:
-    """By node: the first node of those that it reaches by XGMI; empty if it reaches none."""
+    """For each node, the first node of the group that it reaches by XGMI; empty if it reaches none."""
     links = {
         card.name: {
             str(facts.get("node_to"))

@@ -3,7 +3,7 @@
 Invariants:
 - Every process carries the mark of its run.
 - A unit gets the variables in INHERITED and those that the run file names, and no other variable of its operator.
-- The devices of a unit are those that the coordinator gave to it, whatever its `env` says.
+- A unit sees the devices that the coordinator gave to it, whatever its `env` contains.
 - A secret is resolved at the spawn; neither it nor a part of it is ever in a message, a log or an argument list.
 """
 
@@ -42,7 +42,7 @@ _INHERITED = re.compile("|".join(fnmatch.translate(pattern) for pattern in INHER
 
 @dataclass(frozen=True)
 class Home:
-    """What all processes of one agent share."""
+    """Settings that all processes of one agent share."""
 
     run: str
     host: str
@@ -90,12 +90,13 @@ def of_unit(
     """The complete environment of one incarnation. Raises ConfigError if a secret is missing."""
     spec = spawn.spec
     env = inherited()
-    # A thread per core in each of fifty units would slow all of them: one thread, or the number of reserved cores.
+    # A thread per core in each of fifty units would slow down all of them, so a unit gets one thread, or as many as its
+    # reserved cores.
     threads = str(max(1, math.ceil(spec.resources.cpus)))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env.setdefault(name, threads)
     env.setdefault("PYTHONUNBUFFERED", "1")
-    env.pop("PYTHONHASHSEED", None)  # only the spec decides about determinism
+    env.pop("PYTHONHASHSEED", None)  # only the spec decides on determinism
     env |= {name: _value(name, value, home, spawn.unit) for name, value in spec.env.items()}
     env |= identity_marks(home, spawn.unit, spawn.incarnation)
     env |= accelerators.variables(spawn.rank.visible if spawn.rank is not None else spawn.devices)

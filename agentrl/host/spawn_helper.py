@@ -1,16 +1,16 @@
-"""The parent of the units of a host agent: `python -I -S spawn_helper.py`, a socket is its stdin.
+"""The parent of the units of a host agent: `python -I -S spawn_helper.py`, with a socket as its stdin.
 
 Only the parent of a process learns its exit status from every kernel. This program is the parent of the units and
-outlives a host agent that is killed, so the next agent reads how they ended.
+outlives a killed host agent, so the next agent can read how they ended.
 
 It also starts them in their cgroups. A process that moves into a cgroup waits for a grace period of the kernel (about
 13 ms, one process at a time); a child that `clone3` creates inside the cgroup does not. Python code may follow a raw
 `clone3` only in a process with one thread, because another thread could hold a lock that the child needs.
 
 * A child is in its cgroups before its program runs.
-* A request gets one reply. A start is answered after the child has executed its program or failed to.
-* The status of an ended child is written to its status file before it is answered.
-* Without an agent the helper lives until its last child has ended.
+* Each request gets one reply. The reply to a start comes after the child has executed its program or failed to do so. *
+The status of an ended child is written to its status file before it is answered. * Without an agent the helper lives
+until its last child has ended.
 
 It imports nothing of agentrl: it must start fast and stay small, because every child is a copy of it until it executes.
 """
@@ -65,7 +65,7 @@ def _clone_into(cgroup: str) -> int:
 def _spawn(
     command: list[str], env: dict[str, str], cwd: str, output: str, cgroups: list[str], status_file: str
 ) -> tuple[int, int, str]:
-    """Returns (pid, errno, cause): the last two say why the program could not be executed."""
+    """Returns (pid, errno, cause): the last two give the reason if the program could not be executed."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         cloned = bool(cgroups) and WITHOUT_CLONE not in sys.argv
@@ -103,7 +103,7 @@ def _become(command: list[str], env: dict[str, str], cwd: str, output: str, ente
             with contextlib.suppress(OSError), open(f"{cgroup}/cgroup.procs", "w") as procs:
                 procs.write("0")  # the writing process itself
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)  # Python ignores them, and an ignored signal stays ignored.
+            signal.signal(number, signal.SIG_DFL)  # Python ignores these signals, and a child inherits ignored signals.
         if cwd:
             os.chdir(cwd)
         os.execve(command[0], command, env)
@@ -116,7 +116,7 @@ def _become(command: list[str], env: dict[str, str], cwd: str, output: str, ente
 
 
 def _ended(pid: int, status: int) -> None:
-    """Write the status of a child for the next host agent. A full disk loses it."""
+    """Write the status of a child for the next host agent. On a full disk it is lost."""
     path = _status_files.pop(pid, "")
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -146,7 +146,7 @@ def _read(count: int) -> bytes:
 
 
 def _read_some(count: int) -> bytes:
-    """A killed agent may leave an unread reply, which is an error here instead of the end."""
+    """Reads from the socket. If a killed agent left a reply unread, the end of the socket appears here as an error."""
     try:
         return os.read(0, count)
     except ConnectionError:

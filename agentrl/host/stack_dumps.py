@@ -1,7 +1,7 @@
 """Dumps the stacks of processes.
 
 SIGUSR2 goes only to a process whose spec uses the unit runtime and whose stacks file exists, because the signal kills a
-process without a handler. For all others the kernel's view is shown.
+process without a handler. For all others the kernel's view of the stacks is shown.
 """
 
 from __future__ import annotations

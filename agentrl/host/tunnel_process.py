@@ -1,9 +1,10 @@
-"""The tunnel of this host and its file process: processes of their own, so that what passes through them never delays
-the supervision.
+"""The tunnel of this host and its file process. They are separate processes, so that their traffic never delays the
+supervision.
 
 Invariants:
-- While the run needs them, one that ended is started again, under the same path.
-- What units here need to know of services elsewhere is in files of mode 0600 on this host's own disk.
+- While the run needs them, a process that ended is started again, with the same path.
+- The secrets and addresses by which units here reach services on other hosts are in files of mode 0600 on this host's
+  own disk.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class TunnelProcess:
 
     @property
     def entrance(self) -> Path | None:
-        """Where units connect; None if the run has no tunnels."""
+        """The socket to which units connect; None if the run has no tunnels."""
         if self._wanted is None:
             return None
         return runtime_dir(self._home.run) / f"tunnel-{hashlib.sha256(self._home.host.encode()).hexdigest()[:8]}.sock"
@@ -83,14 +84,15 @@ class TunnelProcess:
         parts = urlsplit(message.mongo_url)
         socket_path = quote(str(entrance.with_name(f"{entrance.stem}-{MONGO}.sock")), safe="")
         who = parts.netloc.rpartition("@")[0]
-        # The server tells its clients its loopback address, which is none from here, so they must not ask it.
+        # The server reports its loopback address to clients, which is useless from here, so clients must connect
+        # directly.
         _write_private(
             state / "mongo" / "url", f"mongodb://{who}@{socket_path}/?authSource=admin&directConnection=true"
         )
         self._tunnel.tell("forward", {"forward": MONGO, "host": message.mongo_host, "port": parts.port})
 
     async def closed(self) -> None:
-        """Close, and return when the agent has nothing open any more."""
+        """Close both processes, and return when everything is closed."""
         await self._files.closed()
         await self._tunnel.closed()
 
@@ -101,7 +103,7 @@ class TunnelProcess:
 
 
 def _own_address(coordinator: str) -> str:
-    """The address of this machine on the way to the coordinator; empty if that is on this machine."""
+    """The address by which this machine reaches the coordinator; empty if the coordinator is on this machine."""
     if not coordinator.startswith("tcp://"):
         return ""
     host, _, port = coordinator.removeprefix("tcp://").rpartition(":")
