@@ -28,6 +28,6 @@
     trainer_knobs, scientific_settings   settings that may change while the run is live; what each change of them keeps
     batch_dumps, offline                 recorded batches, and training without a run
 
-Invariants: only this room and the embedded engine import torch; what learns (from packing to learner) does not know the
-store; the loop and what reads the store for it compute no tensors.
+Invariants: only this room and the embedded engine import torch; the modules that learn (from packing to learner) do not
+know the store; the loop, and the modules that read the store for it, compute no tensors.
 """

@@ -58,7 +58,7 @@ def _train(config: RunConfig, options: argparse.Namespace, stop: StopRequest) ->
             hint="Name recorded batches (--from-dump DIR), or set training.loss: sft and training.demonstrations.",
         )
     _print({"event": "starting", "run": config.name})
-    # Imports take seconds; mistakes above are reported before them.
+    # Imported late: these imports take seconds, and the mistakes above are reported before them.
     from agentrl.training import offline
 
     began = time.monotonic()

@@ -1,7 +1,7 @@
 """Which results of a layer are kept for the backward pass, and which it computes again.
 
 `none` keeps all. `selective` keeps matrix products and attention, and computes norms and activation functions again:
-less memory for little work. `full` keeps the input of each layer only: the least memory for a third more work.
+less memory for little work. `full` keeps only the input of each layer: the least memory for a third more work.
 
 Invariant: the gradient is the same; nothing in a layer is random.
 """
@@ -25,12 +25,12 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default,
 
 def apply(model: transformers.PreTrainedModel, how: Recompute) -> None:
     """Changes the layers in place. The names of parameters stay the same."""
-    # transformers has a setting for it, but heeds that in training mode only, with dropout.
+    # transformers has a setting for this, but uses it only in training mode, with dropout.
     for layer in layers_of(model) if how != "none" else ():
         if how == "full":
             _compute_again(layer)
             continue
-        # Attention is outside of what is computed again, so its result is kept, whatever kernel gives it.
+        # Attention is outside of the recomputed part, so its result is kept, whichever kernel computes it.
         for name, part in layer.named_children():
             if "norm" in name:
                 _compute_again(part)

@@ -17,12 +17,12 @@ VISION_MODELS = MODELS
 LINEAR_MODELS = frozenset(
     {"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "granite", "lfm2", "mamba2", "minimax", "qwen3_next"}
 )
-"""A state, a convolution or a window runs along the row, so only whole branches are correct; or logits are changed
-behind the head."""
+"""A state, a convolution or a window runs along the row, so only whole branches are correct; or the model changes
+logits after the head."""
 FUSED_MODELS = frozenset({"phi3"})
-"""With queries, keys and values, or gates and columns, in one matrix."""
+"""Models with queries, keys and values, or gates and columns, in one matrix."""
 EXPERT_MODELS = frozenset({"deepseek_v3", "qwen2_moe", "qwen3_moe"})
-"""With layers of experts whose weights are one tensor."""
+"""Models with layers of experts whose weights are one tensor."""
 
 
 def packs_trees(described: Mapping[str, Any]) -> bool:

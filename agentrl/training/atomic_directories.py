@@ -1,7 +1,7 @@
-"""Directories that are whole or absent.
+"""Directories that are complete or absent.
 
-Invariant: a directory gets its name only when everything in it is complete and, if wanted, durable. What a killed
-writer leaves behind has another name.
+Invariant: a directory gets its name only when everything in it is complete and, if requested, durable. The leftovers of
+a killed writer have other names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def whole_directory(target: Path, *, durable: bool) -> Iterator[Path]:
             for file in unfinished.iterdir():
                 _sync(file)
             _sync(unfinished)
-        # A directory of this name is from a writer that died before it could record it.
+        # An existing directory of this name is from a writer that died before it could record it.
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
         if durable:

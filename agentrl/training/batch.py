@@ -1,6 +1,6 @@
 """What a step trains: token trees with everything that the loss needs to know about each token.
 
-Tokens and log-probs are arrays, so nothing behind this module loops over tokens.
+Tokens and log-probs are arrays, so no later module loops over tokens.
 
 Invariants:
 - a trajectory is complete in itself, so a batch from a file trains like one from the store;
@@ -39,16 +39,17 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ids: Array
     trains: bool = False
     log_probs: Array = _NO_LOG_PROBS
-    """Of a segment that trains: the engine's log-probs at `temperature`."""
+    """For a segment that trains: the engine's log-probs at `temperature`."""
     versions: Runs = []
-    """Of a segment that trains: runs of (version, tokens)."""
+    """For a segment that trains: runs of (version, tokens)."""
     temperature: float = 1.0
     call: int = 0
-    """The model call that it belongs to. Calls count in the order of time, branches need not stand in it."""
+    """The model call that it belongs to. Calls are numbered in the order of time; branches need not be stored in this
+    order."""
     advantage: float | None = None
-    """Of a segment that trains: the advantage of its turn; None: that of the record."""
+    """For a segment that trains: the advantage of its turn; None means the advantage of the record."""
     reward: float = 0.0
-    """What the environment gave after its last token. Only a critic reads it."""
+    """The reward that the environment gave after its last token. Only a critic uses it."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "ids", np.asarray(self.ids, dtype=np.int64))
@@ -66,7 +67,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     decays: bool = False
     """Whether the bounds of its ratios tighten with age."""
     capped: bool = False
-    """No token of it gets a positive advantage, whatever a critic thinks of it."""
+    """No token of it gets a positive advantage, whatever the values of a critic are."""
 
     @property
     def group_key(self) -> str:
@@ -167,7 +168,7 @@ def version_of_each_token(segments: Sequence[Segment]) -> Array:
 
 
 def whole_sequence(index: int, ids: Sequence[int]) -> Trajectory:
-    """Of which all tokens but the first are scored."""
+    """A trajectory of one sequence, of which all tokens except the first are scored."""
     first, rest = np.asarray(ids[:1]), np.asarray(ids[1:])
     scored = Segment(parent=0, ids=rest, trains=True, log_probs=np.zeros(len(rest)), versions=[(0, len(rest))])
     return Trajectory(record=str(index), segments=[Segment(parent=-1, ids=first), scored])

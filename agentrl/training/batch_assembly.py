@@ -2,8 +2,8 @@
 
 Invariants:
 - tokens come from the stored calls and from nowhere else;
-- a record whose oldest trained token is past the bound trains nothing, also if it was fresh when the step was leased;
-- a call whose log-probs cannot be recomputed because of the way it was sampled is refused, never approximated.
+- a record whose oldest trained token is past the bound trains nothing, even if it was fresh when the step was leased;
+- a call that was sampled in a way that makes its log-probs impossible to recompute is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agentrl.training.trainer_knobs import Plan
 
 log = logging.getLogger("trainer")
 IMITATED = "demonstrations"
-"""The group of everything that is learned from as it is."""
+"""The group of everything that is imitated."""
 
 
 class UntrainableSamplingError(ConfigError):
@@ -53,7 +53,7 @@ class Assembled:
 
 async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, tree: VersionTree) -> Assembled:
     """The batch of a leased step."""
-    # Records may have been excluded between the look and the lease, and then the others have other advantages.
+    # Records may have been excluded between the look and the lease, which changes the advantages of the others.
     shares = await steps.shares_of(database, leased)
     data = [
         msgspec.structs.replace(one, advantage=share.advantage, capped=share.capped, turns=share.turns)
@@ -130,7 +130,7 @@ def _changed(
     environments: Mapping[str, str],
     change: Callable[[Sequence[advantages.Trained]], list[float]],
 ) -> list[Trajectory]:
-    """With the advantages that `change` makes of all of them."""
+    """The trajectories with the advantages that `change` computes from all of them."""
     places = [(number, at) for number, one in enumerate(made) for at in one.trained_segments]
     known = [_trained(made[number], made[number].segments[at], environments) for number, at in places]
     changed = list(made)
@@ -159,7 +159,7 @@ def trajectory_of(
 ) -> Trajectory:
     """The token tree of a record, with the log-probs, versions and temperatures of its tokens. With a critic, its score
     and the rewards of its turns are given after their last tokens; else turns may have advantages of their own.
-    `imitated`: it shows what to say, at temperature 1, however it was sampled."""
+    `imitated`: it is an example to imitate, at temperature 1, however it was sampled."""
     known = {call.index: call for call in calls}
     ids = {call.id for call in calls}
     for call in calls:
@@ -172,7 +172,7 @@ def trajectory_of(
     segments = [_segment(span, known[span.call], arrays[span.call], imitated=imitated) for span in data.spans]
     one = Trajectory(
         record=data.id,
-        # What is imitated begins alike in all tasks of an environment, so it is packed together.
+        # Imitated records of an environment begin with the same tokens in all tasks, so they are packed together.
         group=IMITATED if imitated else data.task,
         segments=segments,
         advantage=0.0 if critic else float(data.advantage or 0.0),
@@ -183,7 +183,7 @@ def trajectory_of(
 
 
 def _with_turns(one: Trajectory, turn_of: Mapping[int, int], turns: Sequence[float]) -> Trajectory:
-    """With the advantages of turns, if they have their own."""
+    """The segments with the advantages of their turns, if turns have their own."""
     if not turns:
         return one
     segments = list(one.segments)
@@ -195,7 +195,7 @@ def _with_turns(one: Trajectory, turn_of: Mapping[int, int], turns: Sequence[flo
 
 
 def _rewarded(one: Trajectory, turn_of: Mapping[int, int], data: DBRecordData) -> Trajectory:
-    """With the rewards of turns after the last segment of each, and the score after the last of all."""
+    """The segments with the reward of each turn after its last segment, and the score after the last segment of all."""
     segments = list(one.segments)
     last = {turn_of[segments[at].call]: at for at in one.trained_segments}
     rewards = {at: data.turns[turn] for turn, at in last.items() if 0 <= turn < len(data.turns)}

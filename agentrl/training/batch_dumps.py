@@ -67,7 +67,7 @@ class BatchDumps:
             raise DiskError(f"The batch of step {batch.step} cannot be recorded: {error.strerror}.") from error
 
     def forget_after(self, step: int) -> None:
-        """Removes what a former lineage trained after this step: it was rolled back."""
+        """Removes the files of steps after this one, which a former lineage trained and which were rolled back."""
         for file in _files(self._directory):
             if file.stem > f"step-{step:06d}":
                 file.unlink(missing_ok=True)

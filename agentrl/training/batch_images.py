@@ -1,6 +1,6 @@
 """The images of a step: from the store to the batch, in the size that the model sees.
 
-Invariant: a record whose image is not there, or has another number of tokens than when it was sampled, does not train.
+Invariant: a record does not train if its image is missing, or has another number of tokens than when it was sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = logging.getLogger("trainer")
 
 
 async def with_images(database: Database, assembled: Assembled, how: Processing | None) -> Assembled:
-    """With the images that its tokens show. `how` the model is shown them; None if it reads texts only."""
+    """The batch with the images that its tokens show. `how`: how the model is shown images; None if it reads only
+    texts."""
     if how is None:
         return assembled
     counted = {one.record: _tokens_of_images(one) for one in assembled.batch.trajectories}
@@ -49,7 +50,7 @@ async def with_images(database: Database, assembled: Assembled, how: Processing 
 
 
 def _tokens_of_images(one: Trajectory) -> dict[int, set[int]]:
-    """How many tokens each image has, wherever it stands. A segment never ends within an image."""
+    """How many tokens each image has. A segment never ends within an image."""
     found: dict[int, set[int]] = {}
     for segment in one.segments:
         for run in image_runs(np.asarray(segment.ids)):

@@ -1,7 +1,7 @@
-"""Looks for the groups of the next step in the store.
+"""Finds the groups of the next step in the store.
 
-Invariants: looking changes nothing; ages are those to the version that the step would start from, over all versions
-that a record trains.
+Invariants: it only reads; ages are relative to the version that the step would start from, and cover all versions that
+a record trains.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def look(
     if plan.freshness.waits:
         flying = await steps.under_way(database)
         under_way = [UnderWay(place.tree.staleness(one.versions, place.version), one.environment) for one in flying]
-    # Read after the groups: the next look finds a group that became ready in between.
+    # Read after the groups, so that the next look finds a group that became ready in between.
     enough = sum(group.signal for group in groups) >= plan.groups
     exhausted = not enough and await _exhausted(database, place, plan) and not await _newly_ready(database, found)
     has_forks = any(data.intervened for one in found for data in one.records)
@@ -157,7 +157,7 @@ async def _exhausted(database: Database, place: Place, plan: Plan) -> bool:
 
 
 async def _newly_ready(database: Database, found: list[Ready]) -> bool:
-    """Whether a group became ready after the look: then the data has not ended."""
+    """Whether a group became ready after the look. Then the data has not ended."""
     return await steps.count_ready(database) > len(found)
 
 

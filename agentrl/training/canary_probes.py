@@ -1,4 +1,5 @@
-"""The canary of a version: which sequences the trainer and its engines compute, and what the trainer computes for them.
+"""The canary of a version: the sequences that the trainer and its engines compute, and the trainer's log-probs for
+them.
 
 Invariants:
 - the canary has the same sequences in all versions of a model, so its numbers can be compared over time;
@@ -51,7 +52,7 @@ def probe_set(vocabulary: int) -> list[list[int]]:
     state, found = vocabulary, []
     for probe in range(PROBES):
         sequence: list[int] = []
-        # Different lengths show mistakes in padding or in slots.
+        # Different lengths reveal mistakes in padding or in slots.
         for _ in range(PROBE_TOKENS // 2 + probe * PROBE_TOKENS // (2 * PROBES)):
             state = (state * _MULTIPLIER + _INCREMENT) % _MODULUS
             sequence.append((state >> 33) % vocabulary)
@@ -60,7 +61,8 @@ def probe_set(vocabulary: int) -> list[list[int]]:
 
 
 def cut(arbitrary: Sequence[list[int]], texts: Sequence[list[int]], tokens: int) -> list[list[int]]:
-    """The sequences, or of a few of each kind the beginnings, of different lengths, with about so many tokens."""
+    """The sequences if they are short enough; otherwise beginnings, of different lengths, of a few of each kind, with
+    about this many tokens."""
     if sum(map(len, (*arbitrary, *texts))) <= tokens:
         return [*arbitrary, *texts]
     own = texts[: LEAST_PROBES // 2]
@@ -79,7 +81,8 @@ def sequences_for(learner: Learner, texts: Sequence[Sequence[int]]) -> list[list
 
 
 def with_image(sequences: list[list[int]], learner: Learner) -> tuple[list[list[int]], list[CanaryImage]]:
-    """The first ones with an image within, so that what comes behind it is compared too, if the model reads images."""
+    """The first sequences with an image inside, so that tokens after an image are compared too, if the model reads
+    images."""
     if learner.images.how is None:
         return sequences, []
     shown = [image_ids.id_of(CANARY)] * learner.images.patches[CANARY].tokens
@@ -95,12 +98,12 @@ def canary_of(
     *,
     apart: bool = False,
 ) -> tuple[Snapshot, Callable[[], Canary]]:
-    """The weights of now, or adapters `apart`, and their canary, to be computed once, by a thread beside the training.
-    A call of all ranks."""
+    """The present weights, or adapters `apart`, and a function that computes their canary, once, in a thread beside the
+    training. A call of all ranks."""
     ids, images = with_image(sequences_for(learner, texts), learner)
     precision, rounded = learner.settings.precision, dtype if learner.settings.adapters is None else None
     if rounded is None and dtype != torch.float32 and not apart:
-        # Engines get adapters added to the weights, and rounded together with them. Here they are computed apart.
+        # Engines get weights with the adapters added, rounded together. Here adapters are computed separately.
         precision = "bfloat16"
     before = published.before.log_probs if published.before is not None and published.before.ids == ids else []
 

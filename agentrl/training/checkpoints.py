@@ -2,7 +2,7 @@
 and JSON in the layout of Hugging Face.
 
 Invariants:
-- a checkpoint has its name only when all of its files are durable;
+- a checkpoint gets its name only when all of its files are durable;
 - a checkpoint whose files differ from what was written is never loaded;
 - reading never unpickles;
 - loading restores every bit that was saved.
@@ -78,8 +78,8 @@ def read_progress(directory: Path) -> Progress:
 
 
 def restore_optimizers(directory: Path, learner: Learner) -> bool:
-    """Loads the state of the optimizers, and the critic with its own. Returns False if the checkpoint has another kind
-    of optimizer; then they begin with fresh state, and the critic as a copy of the policy."""
+    """Loads the state of the optimizers, and the critic with its state. Returns False if the checkpoint has another
+    kind of optimizer; then they begin with fresh state, and the critic as a copy of the policy."""
     if _assigned(read_progress(directory).optimizer) != _assigned(learner.optimizers.names):
         return False
     learner.load_optimizers(_read(directory / OPTIMIZER_FILE), directory)
@@ -100,7 +100,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _assigned(names: dict[str, list[str]]) -> dict[str, list[str]]:
-    """State has the names of its parameters, so their order may change."""
+    """Assigns state by the names of parameters, so their order may change."""
     return {optimizer: sorted(parameters) for optimizer, parameters in names.items()}
 
 
@@ -133,7 +133,7 @@ def _described(file: Path) -> CheckpointFile:
 
 
 def remove(directory: Path) -> None:
-    """Removes the progress first, so what an interrupted removal leaves is not a checkpoint."""
+    """Removes the progress first, so that an interrupted removal does not leave a usable checkpoint."""
     with contextlib.suppress(FileNotFoundError):
         (directory / PROGRESS_FILE).unlink()
     shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""What ranks exchange in the middle of a forward pass, with the gradients of it.
+"""Exchanges between ranks in the middle of a forward pass, with their gradients.
 
-Each rank computes the same loss from what it received. So a value that all ranks of a group have is computed by each of
-them, and its gradient is not summed again; the gradient of what each rank gave is what the others found for it.
+Each rank computes the same loss from the data that it received. So each rank of a group computes a value that all of
+them have, and its gradient is not summed again; the gradient of the data that a rank sent is the sum of what the others
+computed for it.
 
 Invariant: all ranks of a group make the same exchanges in the same order, in the backward pass as well.
 """
@@ -16,7 +17,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 
 def copied(value: Tensor, group: ProcessGroup) -> Tensor:
-    """A value that all ranks have, for work that each of them does a part of: the gradients of the parts are summed."""
+    """A value that all ranks have, as the input of work that they divide: the gradients of the parts are summed."""
     found: Tensor = _Copied.apply(value, group)  # type: ignore[no-untyped-call]
     return found
 
@@ -34,7 +35,7 @@ def exchanged(rows: Tensor, sent: list[int], received: list[int], group: Process
 
 
 def total(value: Tensor, group: ProcessGroup, operation: Any = ReduceOp.SUM) -> Tensor:
-    """Over all ranks, without gradient."""
+    """The sum over all ranks, without gradient."""
     whole = value.clone(memory_format=torch.contiguous_format)
     torch.distributed.all_reduce(whole, operation, group=group)
     return whole
@@ -74,7 +75,7 @@ class _Exchanged(torch.autograd.Function):
 
 
 def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    """As `exchanged`, without gradient."""
+    """Like `exchanged`, without gradient."""
     found = rows.new_empty((sum(received), *rows.shape[1:]))
     torch.distributed.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
     return found

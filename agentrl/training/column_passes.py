@@ -1,8 +1,9 @@
-"""What the loss of a pair needs besides the policy, computed in passes of their own before the first gradient.
+"""The columns that the loss needs besides the log-probs of the policy, computed in separate passes before the first
+gradient.
 
 Invariants:
 - π_old and the values of the critic are those before the first optimizer step of a batch;
-- what belongs to a whole record covers all of its pairs, over all micro-batches;
+- values of a whole record cover all of its pairs, over all micro-batches;
 - nothing here has a gradient.
 """
 
@@ -48,7 +49,7 @@ class ColumnPasses:
 
     @torch.no_grad()
     def columns(self, micros: Sequence[list[Row]], facts: Facts, objective: Objective) -> Columns:
-        """What the loss needs besides the policy, before the first gradient of the batch."""
+        """The columns that the loss needs besides the policy, computed before the first gradient of the batch."""
         if objective == "supervised" or not micros:
             return {}
         columns: Columns = {}
@@ -64,7 +65,7 @@ class ColumnPasses:
     def _before(
         self, micros: Sequence[list[Row]], facts: Facts, objective: PolicyLoss, reference: list[Tensor] | None
     ) -> Columns:
-        """What follows from the log-probs of the policy before the step."""
+        """The columns that depend on the log-probs of the policy before the step."""
         columns: Columns = {}
         proximal = columns["proximal"] = self._scores(self._scorer, micros)
         records = self._records(micros, facts)
@@ -97,7 +98,7 @@ class ColumnPasses:
 
     @torch.no_grad()
     def with_sequences(self, part: Part, objective: Objective, *, moved: bool) -> Part:
-        """With the log-ratio of each record at the weights of now, if the loss is one of whole records."""
+        """Adds the log-ratio of each record at the present weights, if the loss works on whole records."""
         if objective == "supervised" or objective.kind != "gspo":
             return part
         proximal = part.columns.get("proximal")

@@ -10,13 +10,13 @@ from agentrl.tracing import spans, trace_context
 from agentrl.unit import Unit
 
 AT_MOST_S = 900.0
-"""Between two micro-batches; a step may take any number of them."""
+"""The longest time between two micro-batches; a step may have any number of them."""
 
 T = TypeVar("T")
 
 
 async def computed(unit: Unit, phase: str, step: int, work: Callable[..., T], *arguments: object) -> T:
-    """The caller does one piece of work at a time."""
+    """Runs one piece of work. The caller starts one at a time."""
     root = None if trace_context.current() is not None else trace_context.new()
     with (
         unit.phase(phase, at_most_s=AT_MOST_S),

@@ -1,11 +1,11 @@
 """Each rank along `context` has a part of every packed sequence.
 
 A sequence is cut into twice as many pieces as there are ranks, and each rank has one from the front and one from the
-back, so that all of them have about as many keys to look at. Keys and values of all ranks are gathered for attention.
+back, so that all of them attend to about as many keys. Keys and values of all ranks are gathered for attention.
 
 Invariants:
 - every rank gets the columns of all pairs, and computes the same loss;
-- the gradient of a key is the sum of what the queries of all ranks found for it.
+- the gradient of a key is the sum of the gradients from the queries of all ranks.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _share_of(batch: MicroBatch, group: ProcessGroup) -> _Share:
 
 
 def _owners(places: Tensor, piece: int, ranks: int) -> tuple[Tensor, Tensor]:
-    """The rank of each place of a sequence, and where that rank has it."""
+    """The rank of each place of a sequence, and its place on that rank."""
     which = places // piece
     other = 2 * ranks - 1 - which
     second = which > other

@@ -6,7 +6,7 @@ over micro-batches.
 Invariants:
 - sums over a record cover all of its trained tokens, however they are packed;
 - a weight or a mask has no gradient;
-- log-ratios are clamped before exp, also sums of them.
+- log-ratios and their sums are clamped before exp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.training.losses import clamped
 Columns = dict[str, list[Tensor]]
 """By name: one tensor of pairs for each micro-batch."""
 MASK = "mask."
-"""Before the names of columns that are masks."""
+"""The prefix of the names of columns that are masks."""
 SumOverProcesses = Callable[[Tensor], Tensor]
 
 
@@ -54,7 +54,7 @@ class Records:
 def columns_of(
     log_rho: Sequence[Tensor], records: Records, loss: PolicyLoss, sum_over_processes: SumOverProcesses
 ) -> Columns:
-    """Weights, and where they are at their cap, as `weight` and `at_cap`; masks as `mask.NAME`."""
+    """The columns `weight` and `at_cap` (where a weight is at its cap), and a column `mask.NAME` for each mask."""
     bounded = [clamped(one) for one in log_rho]
     found = _masks(bounded, records, loss.masks)
     if loss.weight_cap is None:
@@ -70,8 +70,8 @@ def columns_of(
 
 
 def reward_shift(distance: Sequence[Tensor], records: Records, groups: Tensor, weight: float) -> list[Tensor]:
-    """What a distance to the reference within the score changes in the advantage of each pair: the summed distance of
-    its record over the mean of its group. `groups` has the group of each record."""
+    """How a distance to the reference that is part of the score changes the advantage of each pair: by the summed
+    distance of its record minus the mean of its group. `groups` has the group of each record."""
     of_record = records.sums(distance)
     trains = records.pairs_of > 0
     sums = torch.zeros_like(of_record).index_add_(0, groups, torch.where(trains, of_record, 0.0))

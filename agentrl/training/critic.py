@@ -1,12 +1,12 @@
-"""The critic of PPO: a second model that expects, before each token, what the rest of the record will bring.
+"""The critic of PPO: a second model that predicts, before each token, the return of the rest of the record.
 
-It is the policy's architecture with one number in the place of the logits, has a learning rate of its own, and begins
-as a copy of the policy whose values are all 0.
+It has the policy's architecture with one number in place of the logits and its own learning rate, and begins as a copy
+of the policy with all values 0.
 
 Invariants:
 - a value belongs to a (record, token) pair and depends on the tokens before it alone, so packing changes nothing;
 - values and returns of a batch are those of the critic before the first optimizer step;
-- what is saved is tensors by name, whole ones, whatever the plan of parallelism.
+- saved state is whole tensors by name, whatever the plan of parallelism is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Valued(NamedTuple):
 
 
 class ValueScorer(Scorer[Valued]):
-    """What the critic expects of each pair."""
+    """Computes the value of each pair."""
 
     columns = Valued
 
@@ -67,20 +67,21 @@ class Targets(NamedTuple):
 
     advantage: list[Tensor]
     value: list[Tensor]
-    """What the critic expected before the step."""
+    """The values before the step."""
     returns: list[Tensor]
-    """What it should have expected."""
+    """The returns that the values should have predicted."""
 
 
 class ValueLoss(NamedTuple):
     loss: Tensor
     """Of each pair."""
     held: Tensor
-    """Where the clip took the gradient away."""
+    """Where the clip removed the gradient."""
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, rule: CriticRule) -> ValueLoss:
-    """Half the squared error; if it is larger, that of the value at most `clip` away from the one before the step."""
+    """Half the squared error, or that of the value clipped to within `clip` of the one before the step, whichever is
+    larger."""
     free = 0.5 * (values - returns) ** 2
     if not rule.clip:
         return ValueLoss(free, torch.zeros_like(values, dtype=torch.bool))
@@ -163,7 +164,7 @@ class Critic:
         return head
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and state of the optimizers, as they are spread."""
+        """Weights and state of the optimizers, as spread over the ranks."""
         weights = {f"{_WEIGHTS}{name}": one.detach() for name, one in self.model.named_parameters()}
         return weights | {f"{_OPTIMIZER}{name}": one for name, one in self.optimizers.tensors().items()}
 

@@ -1,8 +1,8 @@
-"""Gives points of curves to a sink in a thread of its own, so that no step waits for a sink.
+"""Passes points of curves to a sink in a separate thread, so that no step waits for a sink.
 
 Invariants:
 - `put` never blocks: a full queue drops the new point, and the drop is counted.
-- Points reach the sink in their order. One that the sink refuses is tried again, after longer and longer pauses.
+- Points reach the sink in their order. A point that the sink refuses is tried again, after growing pauses.
 - `close` waits only a few seconds for what is left.
 """
 
@@ -53,7 +53,7 @@ class SinkQueue:
         self._why = ""
         """Why the last try failed; empty if it did not."""
         self._began: float | None = None
-        """Since when the sink has had its present point."""
+        """When the sink got its present point."""
         self._sink: Sink | None = None
         self._thread = threading.Thread(target=self._work, name=f"curves to {name}", daemon=True)
         self._thread.start()

@@ -1,8 +1,8 @@
 """The programs that curves are written to: TensorBoard, MLflow and Weights & Biases, behind one interface.
 
 Invariants:
-- Each restart of the trainer goes on in the same run of the program, which is found by the uuid of our run.
-- Points are never removed: after a rollback the same steps come once more, with a note that names the steps undone.
+- After a restart the trainer continues the same run in the program, which it finds by the uuid of the agentrl run.
+- Points are never removed: after a rollback the same steps appear again, with a note that names the undone steps.
 - A program is imported only if the run writes to it.
 """
 
@@ -28,7 +28,7 @@ from agentrl.config.curves import MlflowSettings, WandbSettings
 from agentrl.config.secrets import resolve_secret
 
 RUN_TAG = "agentrl.run"
-"""The tag of MLflow that has the uuid of our run."""
+"""The tag of MLflow that has the uuid of the agentrl run."""
 MOST_AT_ONCE = 500
 """Metrics in one request to MLflow, which takes 1000."""
 ANSWERS_WITHIN_S = 10
@@ -68,7 +68,7 @@ Entry = Point | Note
 
 
 class Sink(Protocol):
-    """One connection to a program. Every method may raise anything, and may take long."""
+    """One connection to a program. Every method may raise any exception, and may take long."""
 
     def write(self, entry: Entry) -> None: ...
 
@@ -94,7 +94,7 @@ class TensorBoard:
 
 class Mlflow:
     def __init__(self, settings: MlflowSettings, run: RunName) -> None:
-        # A server that does not answer is tried again by our queue, not by the library.
+        # The queue retries when a server does not answer, not the library.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(ANSWERS_WITHIN_S))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         if settings.token is not None:
@@ -138,7 +138,8 @@ def _allowed(name: str) -> str:
 
 
 class Wandb:
-    """A point has no step of Weights & Biases, which drops what goes back; `step` and `version` are axes instead."""
+    """Points have no step of Weights & Biases, because it drops points with an earlier step; `step` and `version` are
+    axes instead."""
 
     def __init__(self, settings: WandbSettings, run: RunName, directory: Path) -> None:
         wandb: Any = importlib.import_module("wandb")
@@ -148,7 +149,7 @@ class Wandb:
         try:
             self._run: Any = self._begun(wandb, settings, run, directory, own)
         except Exception:
-            # What it began would be refused as a run that is in use.
+            # Otherwise the run that it began would be refused as one in use.
             end_wandb()
             raise
         for kind, axis in (("train", "step"), ("run", "step"), ("evaluation", "version")):
@@ -190,13 +191,14 @@ class Wandb:
 
 def end_wandb() -> None:
     """End the process of Weights & Biases: it sends what is left for as long as that takes, and Python waits for it at
-    its exit. What it has not sent is in its directory, and `wandb sync` sends it. Another one can be started."""
+    its exit. What it has not sent is in its directory, and `wandb sync` sends it. Another process can be started after
+    it."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "wandb-core" in child.name():
                 child.send_signal(signal.SIGKILL)
     if (wandb := sys.modules.get("wandb")) is not None:
-        # Otherwise it talks to the dead process at the exit, and refuses the same run until then.
+        # Otherwise the library talks to the dead process at exit, and refuses the same run until then.
         forget = threading.Thread(target=_torn_down, args=(wandb,), name="end of wandb", daemon=True)
         forget.start()
         forget.join(TORN_DOWN_WITHIN_S)

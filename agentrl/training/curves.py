@@ -65,7 +65,7 @@ async def undone_by(database: Database, lineage: str) -> list[int]:
 def _makers(
     settings: CurvesSettings, run_dir: Path, run: RunName
 ) -> Iterator[tuple[str, tuple[Callable[[], Sink], Callable[[], None]]]]:
-    """Name, how it is opened, and what ends it if it hangs."""
+    """For each sink: its name, the function that opens it, and the function that ends it if it hangs."""
     if settings.tensorboard:
         if importlib.util.find_spec("tensorboard") is None:
             log.info("TensorBoard is not installed; metrics are in the Step documents only")
@@ -79,4 +79,4 @@ def _makers(
 
 
 def _nothing() -> None:
-    """Its thread does not keep the process."""
+    """Does nothing: the thread of this sink does not keep the process alive."""

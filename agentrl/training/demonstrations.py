@@ -29,7 +29,7 @@ def trajectory_of(one: Demonstration, template: Template, name: str, roles: Coll
         else:
             ids = np.array(_read(role, texts, one, template, not segments))
             if not segments and role in roles:
-                # Nothing stands before the first token to predict it from.
+                # The first token has no token before it that could predict it.
                 segments.append(Segment(parent=ROOT, ids=ids[:1]))
                 ids = ids[1:]
         at = len(segments) - 1

@@ -1,10 +1,10 @@
 """The trainer's turn on a device that it shares with engines.
 
-It takes its turn when a batch is ready and keeps it while one follows another; engines have the rest of the time. A
-turn is a row of the services that expires if the trainer dies.
+It takes its turn when a batch is ready and keeps it while further batches are ready; engines have the rest of the time.
+A turn is a row in the collection of services that expires if the trainer dies.
 
-Invariants: nothing is computed in a turn before the engines have left, or have not answered for `LEAVE_WITHIN_S`; what
-the trainer has on the device leaves it with the turn.
+Invariants: nothing is computed in a turn before the engines have left the device, or have not answered for
+`LEAVE_WITHIN_S`; when the turn ends, the trainer's data leaves the device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DeviceTurn:
 
     @property
     def share(self) -> float:
-        """Of the time so far, how much the trainer had the device."""
+        """The share of the time so far in which the trainer had the device."""
         now = self._clock()
         held = self._held_s + (0.0 if self._since is None else now - self._since)
         return held / max(now - self._began, 1e-9)
@@ -89,7 +89,7 @@ class DeviceTurn:
 
 
 async def begin(turn: DeviceTurn | None, unit: Unit, learner: Learner) -> None:
-    """With `engines.takes_turns` the trainer has the device alone while it computes."""
+    """Begin the turn: with `engines.takes_turns` the trainer has the device alone while it computes."""
     if turn is not None and not turn.held:
         unit.status("waits for the engines to leave the device")
         await turn.take()

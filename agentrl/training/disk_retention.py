@@ -1,8 +1,8 @@
 """Removes old checkpoints and versions from the disk.
 
 Invariants: a document is `deleted` before its files are removed, so no process starts from half a directory; pinned
-checkpoints, versions that engines hold, and versions of checkpoints and open evaluations stay; what the database does
-not know stays too.
+checkpoints, versions that engines hold, and versions of checkpoints and open evaluations stay; files that the database
+does not know stay too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ async def tidy_checkpoints(database: Database, run_dir: Path, *, keep: int) -> N
 
 
 async def remove_incomplete_checkpoints(database: Database, run_dir: Path) -> None:
-    """What a trainer left that died between the rename of a directory and its document, or before a removal. Only for
-    the trainer that has taken over: another one may be writing. A directory without a document stays: the database may
-    be empty, restored or that of another run."""
+    """Removes what a trainer left that died between the rename of a directory and its document, or before a removal.
+    Only the trainer that has taken over may call it, because another one may be writing. A directory without a document
+    stays, because the database may be empty, restored or that of another run."""
     for path in await stored_checkpoints.incomplete_paths(database):
         if await asyncio.to_thread((run_dir / path).is_dir):
             await asyncio.to_thread(checkpoints.remove, run_dir / path)

@@ -1,4 +1,4 @@
-"""Evaluations as the trainer sees them: it requests them, waits for them and reports their results.
+"""The trainer's part of evaluations: requests them, waits for them and reports their results.
 
 Invariants:
 - an evaluation pins one version and never delays a step;

@@ -1,6 +1,7 @@
 """Each rank along `expert` has some experts of every layer, and computes them for the tokens of all ranks.
 
-Ranks send each token to the ranks of its experts and get the results back; every rank trains other groups of records.
+Ranks send each token to the ranks of its experts and get the results back; every rank trains different groups of
+records.
 
 Invariant: the gradient of an expert's weights has the tokens of all ranks along `expert`: it is not summed over them.
 """

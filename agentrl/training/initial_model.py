@@ -1,8 +1,10 @@
 """The model that a run begins with.
 
 Invariants:
-- the directory of a built model is whole or absent; it is built once, so all lineages of the run begin alike;
-- nothing of the trainer is imported: programs that only sample start in a second, and the trainer's imports take five.
+- the directory of a built model is complete or absent; it is built once, so all lineages of the run begin with the same
+  model;
+- this module imports nothing of the trainer, because programs that only sample must start in a second, and the
+  trainer's imports take five.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ log = logging.getLogger("trainer")
 BUILT = "model"
 """Within the run's directory."""
 PROMPT_TOKENS = 256
-"""Of a prompt that engines score."""
+"""The most tokens of a prompt that engines score."""
 MAX_TEXTS = 4_000
 """Enough for the merges of a small vocabulary."""
 
 
 def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demonstration]) -> Path:
-    """The directory of the model. Builds the model if the configuration wants that and it does not exist yet."""
+    """The directory of the model. Builds the model if the configuration asks for one and it does not exist yet."""
     if config.model is None:
         raise ConfigError("The run has no model to train.", hint="Write `model: {path: ...}` or `{build: tiny}`.")
     if config.model.path:
@@ -49,7 +51,7 @@ def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demon
 
 
 def prompts(config: RunConfig, model: Path, count: int) -> list[list[int]]:
-    """The first tasks of the run, as a model gets them: real text for the canary."""
+    """The prompts of the first tasks of the run: real text for the canary."""
     try:
         template = Template.of(model, {} if config.model is None else config.model.template)
     except ConfigError as without:

@@ -6,8 +6,8 @@ Invariants:
 - a batch with a loss or gradient that is not finite leaves weights and optimizer state exactly as they were, however
   many of its optimizer steps were made;
 - π_old is the policy before the first optimizer step;
-- what belongs to a whole record is computed before the first gradient of an optimizer step, because its pairs may be
-  spread over micro-batches;
+- values of a whole record are computed before the first gradient of an optimizer step, because its pairs may be spread
+  over micro-batches;
 - nothing is random: the same batch after the same state gives the same bits on one thread.
 """
 
@@ -65,11 +65,11 @@ from agentrl.training.step_parts import (
 log = logging.getLogger("trainer")
 AnyScorer = TypeVar("AnyScorer", bound=Scorer[Any])
 LogProbs = Callable[[Sequence[Sequence[int]]], list[list[float]]]
-"""Those of all tokens except the first of each sequence, at temperature 1."""
+"""Returns the log-probs of all tokens except the first of each sequence, at temperature 1."""
 
 
 class Learner:
-    """Weights and optimizer state. Not safe for two threads."""
+    """The model and its optimizers. Not safe for two threads."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Learner:
         dtype: torch.dtype = torch.float32,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`base` is the model that the adapters in `directory` change; empty: the one that they name. `on_progress` is
-        called after every micro-batch, so a long step is not taken for a hang."""
+        """`base` is the model that the adapters in `directory` change; empty means the model that they name.
+        `on_progress` is called after every micro-batch, so a long step is not taken for a hang."""
         self.settings = settings
         self._tokens = settings.tokens_per_batch
-        """The limit of a micro-batch, less once the memory was too small."""
+        """The limit of a micro-batch; it is lowered if the memory is too small."""
         # Kept in memory for every copy, because the directory may be removed later.
         self.companions = read_companions(directory)
         self.accelerator = parallel.start(settings.parallel, settings.precision)
@@ -93,10 +93,10 @@ class Learner:
         self._scale = LossScale(settings.precision)
         self._on_progress = on_progress
         self._snapshot: Snapshot | None = None
-        """It may still be copied from the weights."""
+        """The newest snapshot, which may still be copied from the weights."""
         self._twin: Twin | None = None
         self._warned = False
-        """Once is enough for a gap between engine and trainer that lasts."""
+        """True after the first warning about a gap between engine and trainer."""
         # Log-probs are computed in at least float32, for weights of any type.
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._base = (base or lora.base_of(directory)) if lora.has_adapters(directory) else directory
@@ -116,7 +116,7 @@ class Learner:
     def _prepared(self, scorer: AnyScorer) -> AnyScorer:
         spread = self._parallelism.apply(scorer)
         precision.apply(spread, self.accelerator.device, self.settings.precision)
-        # In evaluation mode accelerate adds precision, and no parallelism of its own.
+        # In evaluation mode accelerate adds only precision, and no parallelism.
         prepared: AnyScorer = self.accelerator.prepare_model(spread, device_placement=False, evaluation_mode=True)
         return prepared
 
@@ -145,8 +145,8 @@ class Learner:
         return scorer.model
 
     def new_optimizers(self, learning_rate: float) -> None:
-        """Starts with fresh optimizer state, for another kind of training, and with a critic that begins as the
-        policy is now."""
+        """Starts with fresh optimizer state, for another kind of training, and with a critic that begins as a copy of
+        the present policy."""
         self.optimizers = self._new_optimizers(self.model, learning_rate)
         if self.critic is not None:
             own, adapters = dict(self.model.named_parameters()), self.settings.adapters
@@ -154,7 +154,7 @@ class Learner:
             self.critic.optimizers = self._new_optimizers(self.critic.model, self.settings.critic_rate)
 
     def compare_with(self, directory: Path | None) -> None:
-        """Loads the reference model. It is neither trained nor saved. None: the model without its adapters."""
+        """Loads the reference model, which is neither trained nor saved. None means the model without its adapters."""
         self._base_is_reference = directory is None
         if directory is not None:
             reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
@@ -162,11 +162,11 @@ class Learner:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank writes what all of them have trained."""
+        """Whether this rank leads: it writes what all ranks have trained."""
         return self._parallelism.leads
 
     def agree(self, wish: bool) -> bool:
-        """Whether all ranks wish it."""
+        """Whether all ranks agree."""
         return self._parallelism.agreed(wish)
 
     def gathered(self, what: Gathered) -> dict[str, Tensor]:
@@ -185,12 +185,12 @@ class Learner:
         return found if self.settings.adapters is None else lora.merged(found, self.settings.adapters)
 
     def load_optimizers(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        """Restores their whole state, which every rank has read from `source`, and keeps its part. A call of all
-        ranks."""
+        """Restores the state of the optimizers. Every rank reads the whole state from `source` and keeps its part. A
+        call of all ranks."""
         self.optimizers.load(dict(tensors))
 
     def leave_device(self) -> None:
-        """Moves weights and optimizer state to the memory of the host, for a trainer of one process."""
+        """Moves weights and optimizer state to the memory of the host, for a trainer of a single process."""
         if self.accelerator.device.type != "cpu":
             self._move_to(torch.device("cpu"))
             torch.cuda.empty_cache()
@@ -216,8 +216,8 @@ class Learner:
         return self._base
 
     def snapshot(self, dtype: torch.dtype, *, apart: bool = False) -> Snapshot:
-        """The weights of now, to be published, or the adapters alone (`apart`), which keep their type. A call of all
-        ranks; the one that leads gets them."""
+        """A snapshot of the present weights for a publication, or of the adapters alone (`apart`), which keep their
+        type. A call of all ranks; the rank that leads gets it."""
         if apart:
             self._snapshot = Snapshot(self.gathered("trained weights"), narrow=(), dtype=dtype)
             return self._snapshot
@@ -232,7 +232,7 @@ class Learner:
             self._snapshot = None
 
     def save_trained(self, directory: Path) -> list[str]:
-        """The same with adapters alone, if they are what is trained."""
+        """Like `save`, with the adapters alone if only they are trained."""
         if self.settings.adapters is None:
             return self.save(directory)
         adapters = self.gathered("trained weights")
@@ -256,7 +256,7 @@ class Learner:
             self.optimizers.set_learning_rate(learning_rate)
         self.images.show(batch.images)
         cut = [self._part(part, objective) for part in split_by_groups(batch, optimizer_steps)]
-        # Ranks agree on which parts are empty: all have the same number of micro-batches.
+        # Ranks agree on which parts are empty, because all have the same number of micro-batches.
         parts = [part for part in cut if part.micros]
         if not parts:
             return StepResult(True, {"pairs": 0.0})
@@ -279,7 +279,7 @@ class Learner:
         if not applied and before is not None:
             learner_state.restore(before, self.model, self.optimizers, self.critic)
         metrics = step_metrics.together(measured).summary(supervised=objective == "supervised") | {
-            # A norm that is not finite is the last one, and is the one to report.
+            # If a norm is not finite, it is the last one, and it is reported.
             "gradient_norm": max(norms) if applied else norms[-1],
             "optimizer_steps": float(len(norms)),
             **self._scale.metrics(),
@@ -292,7 +292,7 @@ class Learner:
         return StepResult(applied, metrics)
 
     def _move(self, *, learns_policy: bool) -> None:
-        """An optimizer step of what has a gradient."""
+        """Makes an optimizer step of the parameters that have a gradient."""
         if learns_policy:
             self._before_weights_change()
             self.optimizers.step()
@@ -329,13 +329,13 @@ class Learner:
     def _gradient_within_range(
         self, part: Part, objective: Objective, *, moved: bool
     ) -> tuple[step_metrics.Measures, float]:
-        """The gradient; again with half the scale of the loss, as long as it overflows float16."""
+        """Computes the gradient, and repeats it with half the scale of the loss as long as it overflows float16."""
         first = self._scale.value
         while True:
             measured, norm = self._gradient_within_memory(part, objective, moved=moved)
             if precision.finite(norm, measured.critic_norm):
                 return measured, norm
-            # No scale mends a loss that is not finite, nor a gradient that overflows without any.
+            # A smaller scale cannot repair a loss that is not finite, nor a gradient that overflows without a scale.
             if not self._scale.can_fall or not self._parallelism.agreed(math.isfinite(measured.loss)):
                 self._scale.value = first
                 return measured, norm
@@ -345,7 +345,7 @@ class Learner:
     def _gradient_within_memory(
         self, part: Part, objective: Objective, *, moved: bool
     ) -> tuple[step_metrics.Measures, float]:
-        """The gradient; from smaller micro-batches, now and later, if the memory is too small."""
+        """Computes the gradient. If the memory is too small, it uses smaller micro-batches, now and later."""
         if self._tokens < self.settings.tokens_per_batch:
             # The part may have been packed before the limit was lowered.
             part = in_smaller_parts(part, self._tokens)
@@ -355,10 +355,11 @@ class Learner:
         except (RuntimeError, MemoryError) as error:
             too_much = memory_limits.largest(part.micros)
             whole = all(len(rows_of) == 1 for rows_of in part.micros)
-            # Other ranks wait in the middle of a pass for what this one cannot compute: all of them must begin again.
+            # Other ranks wait in the middle of a pass for results that this one cannot compute, so all of them must
+            # start again.
             if not memory_limits.is_out_of_memory(error) or whole or self._parallelism.ranks > 1:
                 raise
-        # Not within the handler: the error keeps the tensors of the failed attempt alive.
+        # After the handler, because the error keeps the tensors of the failed attempt alive.
         self._zero_grad()
         if self.accelerator.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -395,7 +396,7 @@ class Learner:
         return self._clipped(self._scorer)
 
     def _clipped(self, scorer: AnyScorer) -> float:
-        """Completes the gradient, and scales it if it is too long; returns its norm before."""
+        """Completes the gradient, and scales it down if it is too long; returns its norm before that."""
         whole = self.accelerator.unwrap_model(scorer)
         return self._parallelism.clip(whole, self.settings.max_gradient_norm, scale=self._scale.value)
 
@@ -430,7 +431,7 @@ class Learner:
         return self._parallelism.is_plain
 
     def log_probs_beside(self, snapshot: Snapshot) -> LogProbs:
-        """What gives the log-probs of a snapshot, or of the adapters as they are now, in another thread; for one
+        """A function that computes the log-probs of a snapshot, or of the present adapters, in another thread; for one
         snapshot at a time."""
         twin = self._twin = self._twin or Twin(self.model)
         alone = self.settings.adapters is not None
@@ -474,7 +475,7 @@ class Learner:
         return rows(trajectories, self.layout, row_tokens=min(self._tokens, self.settings.tokens_per_batch))
 
     def _everywhere(self, count: int) -> float:
-        """The sum over all ranks; each record belongs to one of them."""
+        """The sum over all ranks. Each record belongs to one rank."""
         return float(self._parallelism.summed(torch.tensor(count, device=self.accelerator.device)))
 
     def _collated(self, part: Sequence[Row]) -> MicroBatch:

@@ -1,8 +1,8 @@
 """The images that a model is shown while it learns, as patches.
 
 Invariants:
-- the image of the canary is always there, because a canary is computed by another thread beside the training;
-- patches are those of the batch that is trained and of no other.
+- the image of the canary is always available, because another thread computes the canary beside the training;
+- all other patches belong to the batch that is being trained.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ CANARY = image_ids.NUMBERS
 
 class LearnerImages:
     def __init__(self, how: Processing | None) -> None:
-        """`how` the model is shown images; None if it reads texts only."""
+        """`how`: how the model is shown images; None if it reads only texts."""
         self.how = how
         self.canary = b"" if how is None else canary_image(how)
         self.patches: Mapping[int, Patches] = {}
         self.show({})
 
     def show(self, images: Mapping[int, bytes]) -> None:
-        """Those of a batch."""
+        """Set the images of a batch."""
         if self.how is None:
             if images:
                 raise ConfigError("The batch has images, and the model reads none.")
             return
         known, how = self.patches, self.how
         wanted = {**images, CANARY: self.canary}
-        # Another thread may read the former ones.
+        # A new mapping, because another thread may still read the former one.
         self.patches = {number: known.get(number) or patches_of(png, how) for number, png in wanted.items()}

@@ -1,4 +1,4 @@
-"""What a learner is made with, and what it answers."""
+"""The settings of a learner, and the result of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.training.precision import Precision
 from agentrl.training.sharding import Keeping
 
 Gathered = Literal["weights", "trained weights", "optimizers", "critic"]
-"""What ranks put together: all weights or those that are trained, optimizer state, or all of the critic."""
+"""What ranks gather: all weights or only the trained ones, optimizer state, or everything of the critic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class LearnerSettings:
     critic_rate: float = 0.0
     """The learning rate of the critic; 0: there is none."""
     adapters: Adapters | None = None
-    """What is trained in place of all weights."""
+    """The adapters that are trained instead of all weights."""
     keeping: Keeping = field(default_factory=Keeping)
-    """How weights that are spread over ranks are kept and gathered."""
+    """How weights that are spread over ranks are stored and gathered."""
 
 
 @dataclass(frozen=True, slots=True)

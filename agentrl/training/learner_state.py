@@ -1,6 +1,6 @@
 """Weights and optimizer state of a learner as a whole: copied before a step, restored after it, moved between devices.
 
-Invariant: what is restored is the same bits, and each rank has its own part of them.
+Invariant: restored state has the same bits, and each rank has its own part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class State(NamedTuple):
 
 
 def kept(model: transformers.PreTrainedModel, optimizers: OptimizerSet, critic: Critic | None) -> State:
-    """On the processor: the device of the model has the least room."""
+    """A copy in the memory of the processor, because the device of the model has the least room."""
     trained = {name for name, one in model.named_parameters() if one.requires_grad}
     weights = {name: one for name, one in model.state_dict().items() if name in trained}
     of_critic = {} if critic is None else critic.tensors()
@@ -37,7 +37,7 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def restore(state: State, model: transformers.PreTrainedModel, optimizers: OptimizerSet, critic: Critic | None) -> None:
-    # What other stages of a pipeline have is missing.
+    # The parts of other pipeline stages are missing here.
     model.load_state_dict(state.weights, strict=False)
     optimizers.load(state.optimizers)
     if critic is not None:
@@ -45,7 +45,7 @@ def restore(state: State, model: transformers.PreTrainedModel, optimizers: Optim
 
 
 def move(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer], device: torch.device) -> None:
-    """Gradients are left behind."""
+    """Moves weights and state to another device, without gradients."""
     for module in modules:
         module.to(device)
     for optimizer in optimizers:

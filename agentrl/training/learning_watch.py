@@ -1,7 +1,7 @@
 """Compares evaluation and reward with the best of the run, and reports the comparison with the trainer's metrics.
 
 Invariants:
-- everything is read from the store, so the next trainer goes on with the same best;
+- everything is read from the store, so the next trainer continues with the same best values;
 - a collapse is reported with its beginning and with the version of the checkpoint to go back to.
 """
 
@@ -31,7 +31,7 @@ class LearningWatch:
 
     @property
     def evaluation(self) -> dict[str, float]:
-        """The newest result, as steps carry it."""
+        """The newest result, for the metrics of steps."""
         if not self._evaluations:
             return {}
         newest = self._evaluations[-1]
@@ -39,7 +39,7 @@ class LearningWatch:
         return {of.EVALUATION.name: newest.mean, **margin}
 
     async def recall(self) -> None:
-        """Reads what was measured in the whole run."""
+        """Reads the measurements of the whole run."""
         self._evaluations = await evaluations.measured(self._database)
         name = f"metrics.{of.REWARD_LATELY.name}"
         fields = ["step", name, f"metrics.{of.REWARD_LATELY_MARGIN.name}"]
@@ -62,7 +62,7 @@ class LearningWatch:
             self._reward_best = learning_collapse.best_of(candidates)
 
     async def metrics(self) -> dict[str, float]:
-        """Not a number where something is not known: that clears what was reported before."""
+        """The metrics. Unknown values are NaN, which clears what was reported before."""
         found = dict.fromkeys((metric.name for metric in of.OF_COLLAPSE), math.nan)
         best, reward_best = learning_collapse.best_of(self._evaluations), self._reward_best
         if best is None and not self._rewards:
@@ -88,7 +88,7 @@ class LearningWatch:
         return found | ({of.ROLLBACK_VERSION.name: float(target.version)} if target else {})
 
     async def _began_at(self) -> datetime | None:
-        """When the reward was last nearer to its best than to what it is now."""
+        """When the reward was last nearer to its best than to its present value."""
         if self._reward_best is None or not self._rewards:
             return None
         middle = (self._reward_best.mean + self._rewards[-1].mean) / 2

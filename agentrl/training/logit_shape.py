@@ -1,7 +1,7 @@
-"""What some architectures do to logits after their head: a factor, and a cap that is approached smoothly.
+"""How some architectures change logits after their head: by a factor, and by a smooth cap.
 
-The config of a model names it in its own words. Log-probs that leave it out are those of another policy than the one
-that engines sample from.
+The configuration of each model has its own keys for this. Log-probs without it would belong to another policy than the
+one that engines sample from.
 
 Invariant: `slope` is the derivative of `applied`, so a backward pass in chunks is exact.
 """
@@ -35,11 +35,11 @@ DIRECT = frozenset(
         "qwen3_vl",
     }
 )
-"""Types of models whose logits are those of the head."""
+"""Types of models that do not change the logits of the head."""
 
 
 class LogitShape(NamedTuple):
-    """logits → cap · tanh(factor · logits / cap), without a cap factor · logits."""
+    """logits → cap · tanh(factor · logits / cap); without a cap: factor · logits."""
 
     factor: float = 1.0
     cap: float = 0.0
@@ -58,7 +58,7 @@ PLAIN = LogitShape()
 
 
 def shape_of(config: Any) -> LogitShape | None:
-    """Of a model with this configuration; None if it is not known what its type does to logits."""
+    """The shape for a model with this configuration; None if it is unknown how its type changes logits."""
     kind = str(config.model_type)
     if kind in DIRECT:
         return PLAIN

@@ -2,9 +2,9 @@
 
 Invariants:
 - adapters begin with no effect, and with the same numbers on every rank;
-- a model without its adapters is the base, to the bit, so the base needs no copy to be compared with;
-- what engines get is the base with the adapters added, by the names that the base has, or the adapters alone;
-- files of adapters are those that peft reads, and nothing of them is unpickled.
+- a model without its adapters equals the base, bit for bit, so no copy of the base is needed for comparisons;
+- engines get the base with the adapters added, under the names of the base, or the adapters alone;
+- files of adapters have the form that peft reads, and nothing in them is unpickled.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TOWER = "visual"
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Which layers have adapters, and how much they count."""
+    """Which layers have adapters, and their scale."""
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = ()
-    """Names of linear layers; empty: all within the decoder's layers. Layers of a vision tower have adapters only under
-    names that no layer of the decoder has."""
+    """Names of linear layers; empty means all linear layers of the decoder. A layer of a vision tower gets adapters
+    only if no layer of the decoder has its name."""
 
     @property
     def scale(self) -> float:
@@ -50,8 +50,7 @@ class Adapters:
 
 
 def add(model: transformers.PreTrainedModel, wanted: Adapters) -> None:
-    """Adds adapters in place; they alone are trained from now on. Raises ConfigError if the model has no such
-    layers."""
+    """Adds adapters in place; from now on only they are trained. Raises ConfigError if the model has no such layers."""
     import peft  # takes a second, and most runs train all weights
 
     targets = _targets(model, wanted.targets)
@@ -88,12 +87,12 @@ def _named(layers: Sequence[str], target: str) -> list[str]:
 
 @contextlib.contextmanager
 def without(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Within it the model is its base."""
+    """Within this context the model is its base."""
     from peft.tuners.lora import LoraLayer
 
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     scales = [layer.scaling[_NAME] for layer in layers]
-    # Not disabled in peft's way: that takes the gradient from parameters, and shards that are made meanwhile keep that.
+    # Not disabled by peft's own method: that sets requires_grad to False, and shards that are made meanwhile keep it.
     for layer in layers:
         layer.scaling[_NAME] = 0.0
     try:
@@ -104,7 +103,8 @@ def without(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 
 def layers_with_input(module: Any) -> list[Any]:
-    """The layers that get the input of a linear layer: itself, or with adapters its base and the first of their two."""
+    """The layers that get the input of a linear layer: the layer itself, or with adapters its base layer and the first
+    adapter matrix."""
     return [module.base_layer, module.lora_A[_NAME]] if hasattr(module, "base_layer") else [module]
 
 
@@ -152,12 +152,12 @@ def _target_of(name: str) -> str:
 
 
 def stored_name(name: str) -> str:
-    """The name in peft's files of what the model has by this name."""
+    """The name in peft's files of the tensor that has this name in the model."""
     return PREFIX + name.replace(f".{_NAME}.", ".")
 
 
 def load(model: transformers.PreTrainedModel, directory: Path) -> None:
-    """Reads adapters into a model that has the same ones. Raises ConfigError if it has others."""
+    """Reads adapters into a model that has the same adapters. Raises ConfigError if it has others."""
     try:
         stored = load_file(directory / ADAPTER_FILE)
     except (OSError, safetensors.SafetensorError) as broken:
@@ -202,7 +202,7 @@ def check_start(directory: Path, wanted: Adapters | None, *, is_checkpoint: bool
 
 
 def base_of(directory: Path) -> Path:
-    """The model that the adapters of a directory change."""
+    """The model on which the adapters of a directory are based."""
     return Path(str(_described(directory).get("base_model_name_or_path", "")))
 
 

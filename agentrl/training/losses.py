@@ -37,8 +37,8 @@ class PairFacts:
     proximal: Tensor | None = None
     """log π_old, for the decoupled ratio, and for weights and masks of ρ."""
     bounds: tuple[Tensor, Tensor] | None = None
-    """Lower and upper bound of π_θ/μ for each pair, for decay. They take the place of the clip: behind a clip of
-    0.8 to 1.28, bounds that are never tighter would never act. A pair that does not decay has no finite upper bound."""
+    """Lower and upper bound of π_θ/μ for each pair, for decay. They replace the clip: after a clip of 0.8 to 1.28,
+    bounds that are never tighter would have no effect. A pair that does not decay has no finite upper bound."""
     reference: Tensor | None = None
     """log π_ref, if there is a reference."""
     sequence: Tensor | None = None
@@ -46,7 +46,7 @@ class PairFacts:
     correction: Tensor | None = None
     """The weight f(ρ)."""
     masks: Mapping[str, Tensor] = field(default_factory=dict)
-    """By the name of the term: where a mask of ρ takes the pair out."""
+    """By the name of the term: where a mask of ρ excludes the pair."""
     at_cap: Tensor | None = None
     """Where the weight f(ρ) is at its cap."""
 
@@ -65,7 +65,7 @@ class Terms:
 
 
 class _Pairs(NamedTuple):
-    """What a form of the loss is a function of."""
+    """The inputs of a form of the loss."""
 
     log_probs: Tensor
     r: Tensor
@@ -78,7 +78,7 @@ class _Pairs(NamedTuple):
 
 class _Gain(NamedTuple):
     gain: Tensor
-    """What each pair adds to the objective."""
+    """The contribution of each pair to the objective."""
     touched: dict[str, Tensor]
 
 
@@ -91,8 +91,8 @@ def clamped(log_ratio: Tensor) -> Tensor:
 
 
 def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms:
-    """The chosen form, with what all forms share. A pair whose bounds decay has no clip: beyond its bounds it adds
-    nothing but its distance to the reference."""
+    """The chosen form, with the terms that all forms share. A pair whose bounds decay has no clip: beyond its bounds it
+    adds only its distance to the reference."""
     against = facts.behaviour if loss.ratio == "bypass" else _proximal(facts)
     decays, outside = _decayed(log_probs, facts)
     number = log_probs.new_tensor
@@ -125,7 +125,7 @@ def supervised_terms(log_probs: Tensor) -> Terms:
 
 
 def total(terms: Terms, weight: Tensor) -> Tensor:
-    """The part of this micro-batch in the loss."""
+    """The contribution of this micro-batch to the loss."""
     return (terms.loss * weight).sum()
 
 
@@ -153,7 +153,7 @@ def pair_weights(
 
 
 def _grpo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
-    """min(r A, clip(r) A); ppo is the same with the advantages of a critic."""
+    """min(r A, clip(r) A). ppo is the same with the advantages of a critic."""
     gain, touched = _clipped(pairs.r, pairs)
     if loss.dual_clip is not None:
         advantage = pairs.facts.advantage
@@ -178,7 +178,7 @@ def _cispo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
 
 
 def _minirl(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
-    """M sg(min(π_θ/μ, C)) A log π, where M is 0 for what the clip of π_θ/π_old stops."""
+    """M sg(min(π_θ/μ, C)) A log π, where M is 0 for pairs that the clip of π_θ/π_old stops."""
     r, advantage = pairs.r.detach(), pairs.facts.advantage
     stopped = _beyond(r, pairs)
     weight = ratio(pairs.log_probs.detach(), pairs.facts.behaviour)
@@ -190,12 +190,12 @@ def _minirl(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
 
 
 def _ce_grpo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
-    """Beyond the clip a share of the gradient at the clip stays; within it r A."""
+    """Within the clip r A; beyond it a share of the gradient at the clip stays."""
     r, advantage = pairs.r, pairs.facts.advantage
     unit = r / r.detach()
     beyond = _beyond(r.detach(), pairs)
     at_clip = torch.where(advantage > 0, loss.kept_above * pairs.high, loss.kept_below * pairs.low)
-    # Infinite bounds of pairs that decay are never reached, but infinity times 0 has no value.
+    # Pairs that decay never reach their infinite bounds, but infinity times 0 would be NaN.
     held = torch.where(beyond, at_clip, torch.zeros_like(at_clip)) * unit * advantage
     return _Gain(torch.where(beyond, held, r * advantage), {"clip": beyond})
 

@@ -1,9 +1,9 @@
-"""What a step does when a micro-batch needs more memory than there is: the same work in smaller micro-batches, once.
+"""If a micro-batch needs more memory than there is, a step does the same work once more in smaller micro-batches.
 
 Invariants:
 - a split changes neither loss nor gradient, only how many rows are computed at a time;
-- rows are never cut: if one row alone needs too much, the error ends the trainer, and its group is found as any other
-  that trainers die of.
+- rows are never cut: if one row alone needs too much memory, the error ends the trainer, and its group is found like
+  any other group that ends trainers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.training.packing import Row
 
 _OF_PROCESSORS = "can't allocate memory"
-"""In the message of PyTorch's allocator for processors, which raises a plain RuntimeError."""
+"""Part of the message of PyTorch's CPU allocator, which raises a plain RuntimeError."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
-"""Where each rank stands: the dimensions along which ranks share the work, and the groups that they make.
+"""The place of each rank: the dimensions along which ranks share the work, and the groups that they form.
 
-Ranks along `replicate`, `shard` and `expert` train other groups of records; those along `tensor`, `context` and
-`pipeline` compute the same ones together. Ranks that are next to each other in the last dimension talk the most.
+Ranks along `replicate`, `shard` and `expert` train different groups of records; ranks along `tensor`, `context` and
+`pipeline` compute the same groups together. Neighbours in the last dimension communicate the most.
 
 Invariant: one process needs no groups; a process is alone in a dimension of size 1.
 """
@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 DIMENSIONS = ("pipeline", "replicate", "expert", "shard", "context", "tensor")
 _DATA = ("replicate", "expert", "shard")
 _SPREAD = ("expert", "shard", "context")
-"""Each of these ranks keeps a part of every weight."""
+"""Ranks along these dimensions each keep a part of every weight."""
 _SPREAD_EXPERTS = ("shard", "context")
-"""Of the weights of experts, which `expert` has divided already."""
+"""The same for the weights of experts, which `expert` has already divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Sizes:
 
     @property
     def data(self) -> int:
-        """Ranks that train other groups."""
+        """The number of ranks that train different groups."""
         return self._product(_DATA)
 
     def _product(self, names: Iterable[str]) -> int:
@@ -52,7 +52,7 @@ class Mesh:
     """The place of this rank among all."""
 
     def __init__(self, sizes: Sizes, device: torch.device, *, alone: bool = False) -> None:
-        """`alone`: one process that acts as a group of one."""
+        """`alone`: a single process that acts as a group of one."""
         self.sizes = sizes
         self._whole: DeviceMesh | None = None
         if sizes.ranks == 1 and not alone:
@@ -89,7 +89,7 @@ class Mesh:
 
     @property
     def spread(self) -> DeviceMesh | None:
-        """[copies, parts of every weight], or the parts alone; None if each rank has its weights whole."""
+        """The mesh [copies, parts of every weight], or only the parts; None if each rank has whole weights."""
         return self._with_copies("_spread", _SPREAD)
 
     @property

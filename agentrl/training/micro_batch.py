@@ -1,8 +1,8 @@
 """Rows as tensors, for one forward pass.
 
 Invariants: trees stand one after another in a single sequence, which is padded at most to a block of the attention;
-linear rows are padded to the longest; padding is at the end, where no other token sees it; pairs of all rows come one
-after another.
+linear rows are padded to the longest; padding is at the end, where no other token sees it; the pairs of all rows are
+concatenated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MicroBatch:
     tree: Tree | None
     """Of the only sequence, if the rows are trees."""
     asked_row: Tensor
-    """The sequences and places of which logits are wanted."""
+    """The sequences and places at which logits are needed."""
     asked_at: Tensor
     temperatures: Tensor
     asked: Tensor
@@ -45,7 +45,7 @@ class MicroBatch:
     order: Tensor
     """The place of the token among those that its record trains."""
     images: Images | None = None
-    """None if no token shows one. Else positions are [3, sequences, length]: time, row and column."""
+    """None if no token shows an image. Otherwise positions are [3, sequences, length]: time, row and column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +53,9 @@ class Images:
     """The images of a forward pass, each once."""
 
     pixels: Tensor
-    """The patches of all of them."""
+    """The patches of all images."""
     frames: Tensor
-    """Time, rows and columns of patches of each."""
+    """Time, rows and columns of the patches of each image."""
     shown: Tensor
     """For each token of an image, in order: its place among the tokens of all of them."""
 
@@ -69,8 +69,8 @@ def collate(
     idle: int | None = None,
 ) -> MicroBatch:
     """`dtype` is that of log-probs: float32, or float64 where exactness is tested. `images`: at least those that the
-    rows show. `idle` of them is computed and not used if rows show none, because the vision tower takes part in every
-    pass: other ranks wait for its weights, and its optimizer state moves it on as it does the rest."""
+    rows show. If the rows show none, the image `idle` is computed and not used, because the vision tower must take part
+    in every pass: other ranks wait for its weights, and its optimizer state updates it like the rest."""
     lengths = [len(row) for row in rows]
     begins = np.cumsum([0, *lengths[:-1]])
     asked = [len(row.asked_at) for row in rows]
@@ -139,7 +139,7 @@ def grids_of(images: Mapping[int, Patches]) -> dict[int, Size]:
 
 
 def _in_layout(arrays: Sequence[Array], shape: torch.Size, device: torch.device) -> Tensor:
-    """One after another in a single sequence, or each in its own; padded with zeros."""
+    """Values in the layout of the rows: concatenated in a single sequence, or each in its own; padded with zeros."""
     if shape[0] == 1:
         whole = np.concatenate(arrays)
         return _padded([whole], shape[1], device)

@@ -82,7 +82,8 @@ def _refuse_vision(config: RunConfig, directory: Path, described: Mapping[str, A
 
 
 def _not_by_sglang(described: Mapping[str, Any]) -> str:
-    """Empty, or what SGLang takes for granted of a type, as published models have it, and this one has otherwise."""
+    """Empty, or the property in which this model differs from published models of its type, and which SGLang
+    assumes."""
     seen, text = described["vision_config"], described.get("text_config") or described
     sizes = {"patch_size": 14, "temporal_patch_size": 2}
     if described.get("model_type") == "qwen2_5_vl":
@@ -93,7 +94,7 @@ def _not_by_sglang(described: Mapping[str, Any]) -> str:
 
 
 def trainable(kind: str) -> None:
-    """Raise ConfigError for a `model_type` of which it is not known how to pack its trajectories."""
+    """Raise ConfigError for a `model_type` for which it is unknown how to pack trajectories."""
     known = TREE_MODELS | LINEAR_MODELS | VISION_MODELS
     if kind not in known:
         raise ConfigError(

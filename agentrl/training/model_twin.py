@@ -1,9 +1,9 @@
-"""A second model of the same modules, for weights of another moment: what it computes, it computes beside the training.
+"""A second model with the same modules, for weights of another moment. It computes beside the training.
 
 Invariants:
-- it has no numbers of its own: weights that do not change are those of the model, and for the others it has room only
-  while it is filled;
-- what is done to it is not seen by the model, also where both share a weight.
+- it has no permanent weights of its own: unchanged weights are shared with the model, and it has memory for the others
+  only while it is filled;
+- changes to it do not affect the model, even where both share a weight.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ class Twin:
     """Used by one thread at a time."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
-        """A call of the thread that trains: what it changes in modules for a while must not be copied."""
+        """Call this in the thread that trains, because temporary changes that it makes to modules must not be
+        copied."""
         self._dtype = model.dtype
         self._own = {
             name: torch.nn.Parameter(torch.empty(0, dtype=one.dtype), requires_grad=False)
             for name, one in model.named_parameters()
             if one.requires_grad
         }
-        # What is in here already is not copied but taken as it is.
+        # Objects in this memo are shared instead of copied.
         known: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers())}
         known |= {id(one): self._own[name] for name, one in model.named_parameters() if name in self._own}
         self._model = copy.deepcopy(model, known)
 
     @contextlib.contextmanager
     def filled(self, weights: Mapping[str, Tensor]) -> Iterator[transformers.PreTrainedModel]:
-        """The model with these weights, by the names that it has for them."""
+        """The model with these weights, under the model's own names."""
         for name, one in self._own.items():
             one.data = weights[name].detach().to(one.dtype)
         try:

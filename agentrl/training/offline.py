@@ -3,7 +3,7 @@
 Invariants:
 - recorded batches train with the recorded settings, so the weights equal those of the run, to the bit on one thread;
 - an interrupted job continues from its checkpoint and ends with the same bits;
-- existing output is only replaced by something whole.
+- existing output is replaced only by complete output.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from agentrl.training.parallel import lead_first
 from agentrl.training.resume import CHECKPOINTS, settings_of
 
 SUPERVISED = "supervised"
-"""Within the run's directory: the default output of a job on demonstrations."""
+"""The default output of a job on demonstrations, within the run's directory."""
 MERGED = "merged"
-"""Within that output: the whole model, if adapters were trained."""
+"""The whole model within that output, if adapters were trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) ->
     if not saved:
         checkpoints.write_checkpoint(target, learner, Progress(step=step, version=0))
     if settings.adapters is not None:
-        # For those who go on with the model and not with its adapters.
+        # For people who continue with the whole model and not with its adapters.
         learner.save(target / MERGED)
     return Done(begin, step - progress.step, step, target)
 

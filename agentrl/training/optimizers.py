@@ -28,7 +28,7 @@ Named = tuple[str, torch.nn.Parameter]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """Of the moving averages of gradients and their squares."""
+    """The settings of the moving averages of gradients and their squares."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -43,7 +43,7 @@ class OptimizerSet:
     def __init__(
         self, parts: dict[str, tuple[torch.optim.Optimizer, list[str]]], elsewhere: dict[str, list[str]]
     ) -> None:
-        """Optimizers by name, each with the names of its parameters in its own order, and of those that it has on other
+        """Optimizers by name, each with the names of its parameters in its own order, including parameters on other
         stages of a pipeline."""
         self._parts = parts
         self._elsewhere = elsewhere
@@ -58,7 +58,7 @@ class OptimizerSet:
         return {name: parameters + self._elsewhere[name] for name, (_, parameters) in self._parts.items()}
 
     def replace(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """By the same ones as accelerate wrapped them."""
+        """Replaces the optimizers by their wrapped versions from accelerate."""
         together = zip(self._parts.items(), optimizers, strict=True)
         self._parts = {name: (wrapped, names) for (name, (_, names)), wrapped in together}
 
@@ -80,7 +80,7 @@ class OptimizerSet:
                 group["lr"] = rate
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state that is tensors."""
+        """The part of the state that is tensors."""
         found: dict[str, Tensor] = {}
         for optimizer, names in self._parts.values():
             state = optimizer.state_dict()["state"]
@@ -142,8 +142,8 @@ def make_optimizers(
     weight_decay: float = 0.0,
     decay_all: bool = False,
 ) -> OptimizerSet:
-    """`embeddings` are the ids (`id(...)`) of the parameters of input and output embeddings. They, norms and biases
-    shrink with the others only if `decay_all`: their size is no measure of complexity."""
+    """`embeddings` are the ids (`id(...)`) of the parameters of input and output embeddings. Embeddings, norms and
+    biases decay only with `decay_all`, because their size does not measure complexity."""
     named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     inner = {name for name, parameter in named if parameter.ndim >= 2 and id(parameter) not in embeddings}
     decays = {name for name, _ in named} if decay_all else inner
@@ -172,7 +172,7 @@ def _muon(named: Sequence[Named], rate: float, decay: float) -> tuple[torch.opti
 def _adamw(
     named: Sequence[Named], settings: AdamW, rate: float, decay: float, decays: set[str]
 ) -> tuple[torch.optim.Optimizer, list[str]]:
-    # One call updates weights that are spread over the same ranks only.
+    # One call can update only weights that are spread over the same ranks.
     groups: dict[tuple[bool, object], list[Named]] = {}
     for name, parameter in named:
         spread = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
@@ -185,7 +185,7 @@ def _adamw(
         lr=rate,
         betas=settings.betas,
         eps=settings.eps,
-        # The other ways make temporary copies of all weights, or start a kernel for each tensor.
+        # The other implementations make temporary copies of all weights, or start a kernel for each tensor.
         fused=True,
     )
     return optimizer, [name for group in groups.values() for name, _ in group]

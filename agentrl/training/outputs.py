@@ -1,9 +1,9 @@
-"""What a trainer leaves: publications and checkpoints of its lineage, and the weights that a run compares with.
+"""The output of a trainer: publications and checkpoints of its lineage, and the reference weights of the run.
 
 Invariants:
 - a version has its number before it is prepared, and an attempt to write it that failed is repeated with that number;
-- what a checkpoint names is there: it is written when the version before it is announced;
-- a disk that is full costs a checkpoint and no step, unless the checkpoint is the last one;
+- a checkpoint is written only after the version that it names is announced, so that version exists;
+- a full disk costs a checkpoint but no step, unless the checkpoint is the last one;
 - a trainer that has lost its lineage writes nothing that its successor would read.
 """
 
@@ -37,7 +37,7 @@ log = logging.getLogger("trainer")
 
 
 class Outputs:
-    """Of one trainer; `begin` comes before all else."""
+    """The output of one trainer. Call `begin` first."""
 
     _learner: Learner
     _state: TrainerState
@@ -52,7 +52,7 @@ class Outputs:
         until_done: Until,
         kept: Callable[[], Kept],
     ) -> None:
-        """`until_done` repeats what a store that is away interrupts; `kept` is how much is kept now."""
+        """`until_done` repeats an act that failed because the store was away; `kept` is the present retention."""
         self._unit = unit
         self._database = database
         self._config = config
@@ -69,23 +69,23 @@ class Outputs:
         self._noise: Noise | None = None
         self._reference: dict[str, CheckpointFile] = {}
         self._saved = ""
-        """The checkpoint with the newest weights that are saved."""
+        """The checkpoint with the newest saved weights."""
         self._lineage = ""
         self._probes: list[list[int]] = []
         self._apart = False
-        """Versions are adapters alone."""
+        """True if versions are adapters alone."""
         self.settings: Settings = {}
         """The scientific settings of the last step."""
 
     def begin(self, start: Start, state: TrainerState, tree: VersionTree) -> None:
-        """`state` and `tree` are those of the trainer, which learn what is written here."""
+        """`state` and `tree` belong to the trainer, and are updated here with what is written."""
         self._learner, self._state, self._tree = start.learner, state, tree
         self._lineage, self._probes, self._saved = start.lineage.id, start.probes, start.checkpoint
         self.settings = dict(start.settings)
         self._apart = weight_files.publishes_apart(self._config, self._learner)
 
     def check(self) -> None:
-        """Raises what the publication under way has failed of."""
+        """Raises the error of the publication under way, if it failed."""
         self._publisher.check()
 
     async def settle(self) -> None:
@@ -96,7 +96,8 @@ class Outputs:
         await self._publisher.close()
 
     async def publish(self, parent: int | None) -> None:
-        """The next step begins at the new version; its files are written and announced beside it."""
+        """Publishes the present weights. The next step begins at the new version; its files are written and announced
+        meanwhile."""
         await self._publisher.settle()
         if self._noise is None and (measured := await publications.first_canary(self._database)) is not None:
             self._noise = Noise(measured.mean, measured.limit)
@@ -115,7 +116,7 @@ class Outputs:
         now.since_evaluation += 1
 
     async def checkpoint(self, *, last: bool = False) -> None:
-        # What a checkpoint names is there.
+        # The version that the checkpoint names must exist.
         await self._publisher.settle()
         now = self._state
         name = checkpoints.name_of(now.step, self._lineage)
@@ -138,7 +139,7 @@ class Outputs:
             if last:
                 raise
             now.tried_checkpoint = now.step
-            # Training continues: a crash loses no more than what is not saved yet.
+            # Training continues; a crash would lose only the steps that are not saved yet.
             log.error("%s The checkpoint is retried after the next step.", full.message)
             self._unit.status(f"no checkpoint: {full.message}")
             return
@@ -149,8 +150,8 @@ class Outputs:
         await disk_retention.tidy_checkpoints(self._database, self._run_dir, keep=self._kept().checkpoints)
 
     async def keep_weights_before(self, changed: str) -> None:
-        """A change of a scientific setting can spoil the weights, so retention keeps those before it; with a full disk,
-        the newest that are saved. A later checkpoint would already contain the change."""
+        """Keeps the weights before a change of a scientific setting, because the change can spoil later ones. With a
+        full disk it keeps the newest saved ones, because a later checkpoint would already contain the change."""
         if self._state.unsaved:
             await self.checkpoint()
         if self._state.unsaved:

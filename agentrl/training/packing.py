@@ -1,9 +1,9 @@
 """From token trees to rows of tokens that share what they have in common.
 
 Invariants:
-- the packed tree of a group holds ids only: two members that sampled the same ids share the forward pass and nothing
+- the packed tree of a group has only ids: two members that sampled the same ids share the forward pass and nothing
   else;
-- tokens stand in depth-first order, position = depth, key j is visible to query i if j <= i < end[j];
+- tokens are in depth-first order, position = depth, key j is visible to query i if j <= i < end[j];
 - the logits of a pair are those at the parent of its token;
 - every trained token of a trajectory is exactly one pair, however rows are cut.
 """
@@ -49,9 +49,9 @@ class Row:
     positions: Array
     ends: Array
     asked_at: Array
-    """Where logits are needed; siblings need the same ones."""
+    """The places at which logits are needed; siblings need the same logits."""
     temperatures: Array
-    """Of each of these places."""
+    """The temperature at each of these places."""
     pairs: Pairs
 
     def __len__(self) -> int:
@@ -80,8 +80,8 @@ def rows(trajectories: Sequence[Trajectory], layout: Layout = "tree", *, row_tok
 
 
 def micro_batches(rows: Sequence[Row], tokens: int, layout: Layout = "tree") -> list[list[Row]]:
-    """At most `tokens` each, unless a single row is longer. Trees stand one after another; linear rows are padded to
-    the longest, so rows of similar length are together."""
+    """At most `tokens` each, unless a single row is longer. Trees are concatenated; linear rows are padded to the
+    longest, so rows of similar length are put together."""
     batches: list[list[Row]] = []
     used = 0
     for row in sorted(rows, key=len, reverse=True):
@@ -105,7 +105,7 @@ def _by_group(trajectories: Sequence[Trajectory]) -> list[list[int]]:
 class _Shown(NamedTuple):
     segment: Segment
     start: int
-    """Where it begins in the branch."""
+    """The place in the branch at which it begins."""
     first: int
     """How many tokens its record trains before it."""
 
@@ -117,10 +117,10 @@ class _Branch(NamedTuple):
     """Index of the trajectory in its batch."""
     ids: Array
     shown: list[_Shown]
-    """The segments that no earlier branch shows."""
+    """The segments that no earlier branch contains."""
 
     def new_tokens(self, known: int) -> int:
-        """How many tokens no earlier branch shows, apart from the first `known` ones."""
+        """How many tokens no earlier branch contains, without the first `known` ones."""
         ends = ((one.start, one.start + len(one.segment.ids)) for one in self.shown)
         return sum(max(0, end - max(start, known)) for start, end in ends)
 
@@ -149,14 +149,14 @@ def _branches(index: int, trajectory: Trajectory) -> Iterator[_Branch]:
 
 
 class _Node:
-    """A run of ids that no branch leaves."""
+    """A run of ids within which no branch diverges."""
 
     __slots__ = ("children", "ids", "start")
 
     def __init__(self, ids: Array) -> None:
         self.ids = ids
         self.children: dict[int, _Node] = {}
-        """By their first id."""
+        """Children by their first id."""
         self.start = 0
         """Place of the first id in the row."""
 
@@ -198,7 +198,8 @@ class _PrefixTree:
         return _row(_joined([node.ids for node in order]), positions, np.repeat(ends, sizes), trained)
 
     def _follow(self, ids: Array) -> Iterator[tuple[_Node, int, int]]:
-        """The nodes on the way of these ids, with how many of the node's ids and of all ids match so far."""
+        """The nodes on the path of these ids, each with the number of its ids that match and of all ids that match so
+        far."""
         node, done = self._root, 0
         yield node, 0, 0
         while done < len(ids) and (child := node.children.get(int(ids[done]))) is not None:
@@ -215,7 +216,7 @@ class _PrefixTree:
         return known
 
     def _places(self, ids: Array) -> Array:
-        """Where these ids stand in the row."""
+        """The places of these ids in the row."""
         return _joined([np.arange(node.start, node.start + same) for node, same, _ in self._follow(ids)])
 
     def _depth_first(self) -> tuple[list[_Node], list[int], list[int]]:
@@ -248,7 +249,7 @@ class _Trained(NamedTuple):
 
 
 def _trained(branch: _Branch, places: Array) -> list[_Trained]:
-    """`places`: where the branch's ids stand in the row."""
+    """`places`: the places of the branch's ids in the row."""
     return [
         _Trained(
             branch.trajectory, one.segment, places[one.start - 1 : one.start - 1 + len(one.segment.ids)], one.first

@@ -1,10 +1,10 @@
 """Log-probs and entropies from hidden states, without a tensor of all logits.
 
 Invariants:
-- at most `CHUNK_LOGITS` logits exist at a time, on a GPU `TIMES_ON_GPU` as many, also in the backward pass, which
-  computes them again;
-- log-probs are those of log softmax(logits / temperature), computed in at least float32, also where each rank has some
-  of the words only.
+- at most `CHUNK_LOGITS` logits exist at a time (`TIMES_ON_GPU` times as many on a GPU), also in the backward pass,
+  which computes them again;
+- log-probs are log softmax(logits / temperature), computed in at least float32, even if each rank has only a part of
+  the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMES_ON_GPU = 4
 
 
 class Scored(NamedTuple):
-    """The model's output for each pair. A tuple, because what wraps the model looks for tensors in it."""
+    """The model's output for each pair. It is a tuple, because wrappers of a model look for tensors in tuples."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -38,16 +38,16 @@ class Scored(NamedTuple):
 
 
 class Vocabulary:
-    """All words, as a head with the weights of all of them sees them."""
+    """The whole vocabulary, for a head that has the weights of all words."""
 
     first = 0
-    """The word that the head begins with."""
+    """The first word of the head."""
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return torch.log_softmax(logits, dim=-1)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of what each part of the vocabulary gives."""
+        """The sum over the parts of the vocabulary."""
         return value
 
 
@@ -55,7 +55,7 @@ ALL_WORDS = Vocabulary()
 
 
 class PartOfVocabulary(Vocabulary):
-    """The words of one rank; other ranks of its group have the others, and all of them the same hidden states."""
+    """The words of one rank. Other ranks of its group have the other words, and all have the same hidden states."""
 
     def __init__(self, first: int, group: ProcessGroup) -> None:
         self.first = first
@@ -79,7 +79,7 @@ class PairScorer(Scorer[Scored]):
         super().__init__(model)
         self.vocabulary = ALL_WORDS
         self.shape = shape_of(model.config)
-        """What the model does to logits; None if that is not known."""
+        """How the model changes logits; None if that is unknown."""
 
     def scored(self, batch: MicroBatch) -> Scored:
         if self.shape is None:
@@ -104,7 +104,7 @@ class PairScorer(Scorer[Scored]):
         return Scored(log_probs, entropies[batch.asked])
 
     def _of_logits(self, batch: MicroBatch) -> Scored:
-        """For architectures of which it is not known what they do to logits after the head."""
+        """For architectures for which it is unknown how they change logits after the head."""
         whole = self.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits
         logits = whole[batch.asked_row, batch.asked_at]
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -193,14 +193,14 @@ def pair_scores(
 ) -> tuple[Tensor, Tensor]:
     """The log-prob of each pair, and the entropy of each hidden state, which has no gradient.
 
-    `asked` has the index of each pair's hidden state, `target` its token. `words`: those that the head has.
+    `asked` has the index of each pair's hidden state, `target` its token. `words`: the words that the head has.
     """
     found: tuple[Tensor, Tensor] = _PairScores.apply(hidden, head, bias, temperatures, asked, target, shape, words)  # type: ignore[no-untyped-call]
     return found
 
 
 def _chunks(asked: Tensor, places: int, words: int) -> Iterator[tuple[slice, slice]]:
-    """Ranges of hidden states, each with the range of pairs that want it; `asked` is in ascending order."""
+    """Ranges of hidden states, each with the range of pairs that use it; `asked` is in ascending order."""
     size = max(1, CHUNK_LOGITS * (TIMES_ON_GPU if asked.is_cuda else 1) // words)
     starts = list(range(0, places, size))
     bounds = torch.searchsorted(asked, torch.tensor([*starts, places], device=asked.device)).tolist()

@@ -8,7 +8,7 @@ Invariants:
 - loss and gradient are those of one process, up to the order of sums;
 - a group is on one rank along `replicate`, `shard` and `expert`, because losses compare its records;
 - all ranks make the same number of forward passes, because each of them is a collective of all ranks;
-- what leaves the ranks (checkpoints, publications) does not depend on the plan.
+- the output of the ranks (checkpoints, publications) does not depend on the plan.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_NUMBERS = np.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done to a model before it trains."""
+    """How a model is prepared before it trains."""
 
     sizes: Sizes = field(default_factory=Sizes)
     recompute: Recompute = "none"
@@ -66,8 +66,8 @@ class Plan:
 
 
 def start(sizes: Sizes, precision: Precision) -> Accelerator:
-    """Joins the other ranks, which the environment names as torch's launcher does. Raises ConfigError if their number
-    is not that of the plan."""
+    """Joins the other ranks, which the environment names with the variables of torch's launcher. Raises ConfigError if
+    their number differs from the plan."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks != sizes.ranks:
         raise ConfigError(
@@ -76,16 +76,16 @@ def start(sizes: Sizes, precision: Precision) -> Accelerator:
         )
     if ranks > 1 and not torch.distributed.is_initialized():
         _meet(ranks)
-    # Without the flag, accelerate starts gloo on no processor: it looks for the collectives of a GPU.
+    # Without this flag accelerate does not start gloo on CPUs, because it looks for the collectives of a GPU.
     threads = torch.get_num_threads()
     accelerator = Accelerator(mixed_precision=accelerated(precision), cpu=ranks > 1 and not torch.cuda.is_available())
-    # It gives every rank the threads of the whole host, which then wait for each other.
+    # The default gives every rank the threads of the whole host, which then wait for each other.
     torch.set_num_threads(threads)
     return accelerator
 
 
 def _meet(ranks: int) -> None:
-    """Joins the other ranks at the address that the environment names. Only there rank 0 listens: torch by itself would
+    """Joins the other ranks at the address that the environment names. Rank 0 listens only there; torch's default would
     listen on all addresses of the host."""
     address, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["RANK"])
     listener = None
@@ -97,13 +97,13 @@ def _meet(ranks: int) -> None:
 
 
 def lead_first(sizes: Sizes, precision: Precision) -> AbstractContextManager[None]:
-    """Within it, the rank that leads is alone; the others follow when it is through."""
+    """In this context the rank that leads runs first; the others follow when it has left the context."""
     first: AbstractContextManager[None] = start(sizes, precision).main_process_first()
     return first
 
 
 class Parallelism:
-    """A plan on the ranks that are there."""
+    """A plan, applied to the present ranks."""
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self._plan = plan
@@ -126,10 +126,10 @@ class Parallelism:
         return self.ranks == 1 and self._mesh.spread is None and self._device.type == "cpu"
 
     def apply(self, scorer: AnyScorer) -> AnyScorer:
-        """Changes the scorer and its model in place. Raises ConfigError if the model cannot be spread like that."""
+        """Changes the scorer and its model in place. Raises ConfigError if the model does not allow the plan."""
         refuse_parallel(asdict(self._plan.sizes), scorer.model.config.to_dict())
         compiled = self._plan.compiled and self._device.type == "cuda"
-        # The compiler itself computes again what is cheap.
+        # The compiler itself recomputes cheap results.
         recompute = "none" if compiled and self._plan.recompute == "selective" else self._plan.recompute
         tensor_parallel.apply(scorer, self._mesh)
         expert_parallel.apply(scorer, self._mesh)
@@ -141,20 +141,20 @@ class Parallelism:
         return scorer
 
     def together(self, micros: Sequence[list[Row]]) -> Iterable[Sequence[list[Row]]]:
-        """Micro-batches of which all forward passes come before the first backward pass."""
+        """How many micro-batches have all their forward passes before the first backward pass."""
         stages = self._mesh.size("pipeline")
         count = 1 if stages == 1 else stages * pipeline.AT_ONCE
         return (micros[start : start + count] for start in range(0, len(micros), count))
 
     def clip(self, scorer: Scorer[Any], longest: float, *, scale: float = 1.0) -> float:
-        """Completes the gradient, of a loss that was multiplied by `scale`, and scales it down to a length; returns the
-        length that it had, the same on all ranks."""
+        """Completes the gradient of a loss that was multiplied by `scale`, and clips it to a length; returns the length
+        before that, the same on all ranks."""
         return spread_tensors.clip_gradient(scorer, self._mesh, longest, scale)
 
     # ---- what ranks share ----
 
     def share(self, batch: Batch) -> Batch:
-        """The groups of this rank, so that all ranks have about as many tokens."""
+        """The groups of this rank, chosen so that all ranks have about as many tokens."""
         if self._mesh.sizes.data == 1:
             return batch
         groups: dict[str, list[Trajectory]] = {}
@@ -170,7 +170,7 @@ class Parallelism:
         return msgspec.structs.replace(batch, trajectories=[one for one in batch.trajectories if one.group_key in mine])
 
     def in_step(self, micros: list[list[Row]]) -> list[list[Row]]:
-        """The micro-batches of this rank, and as many that train nothing as other ranks have more."""
+        """The micro-batches of this rank, padded with ones that train nothing up to the number of the other ranks."""
         if self._mesh.sizes.data == 1:
             return micros
         count = torch.tensor(len(micros), device=self._device)
@@ -178,7 +178,7 @@ class Parallelism:
         return micros + [[_idle_row()] for _ in range(int(count) - len(micros))]
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sum over the ranks that have other records."""
+        """The sum over the ranks with different records."""
         whole = values.to(self._device, copy=True)
         if self._mesh.sizes.data > 1:
             torch.distributed.all_reduce(whole, group=self._mesh.data_group)
@@ -192,7 +192,7 @@ class Parallelism:
         return int(count) == self.ranks
 
     def joined(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The columns of all ranks that have other records, one after another; float64 on the processor."""
+        """The concatenated columns of all ranks with different records; float64 on the processor."""
         ranks = self._mesh.sizes.data
         if ranks == 1:
             return dict(columns)
@@ -200,7 +200,7 @@ class Parallelism:
         lengths = [torch.zeros((), dtype=torch.int64, device=self._device) for _ in range(ranks)]
         group = self._mesh.data_group
         torch.distributed.all_gather(lengths, torch.tensor(table.shape[1], device=self._device), group=group)
-        # Collectives want equal shapes.
+        # Collectives need equal shapes.
         longest = max(int(length) for length in lengths)
         padded = torch.nn.functional.pad(table, (0, longest - table.shape[1]))
         tables = [torch.empty_like(padded) for _ in range(ranks)]
@@ -209,7 +209,7 @@ class Parallelism:
         return dict(zip(sorted(columns), whole, strict=True))
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors without their distribution, on the rank that leads; the others get none."""
+        """Whole tensors on the rank that leads; the others get none."""
         return spread_tensors.whole(tensors, self._mesh, leads=self.leads)
 
 
@@ -219,7 +219,7 @@ def _compile(scorer: Scorer[Any], *, wanted: bool) -> None:
 
 
 def _idle_row() -> Row:
-    """One token, of which nothing is wanted."""
+    """A row of one token without pairs."""
     one = np.zeros(1, dtype=np.int64)
     pairs = Pairs(
         asked=_NO_INDICES,

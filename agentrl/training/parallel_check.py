@@ -18,7 +18,7 @@ _EVEN = ("tensor", "expert")
 
 
 def refuse_parallel(sizes: Mapping[str, int], described: Mapping[str, Any]) -> None:
-    """Raises ConfigError if the model cannot be spread like that. `sizes` has the ranks along each dimension,
+    """Raises ConfigError if the model does not allow this parallelism. `sizes` has the ranks along each dimension,
     `described` the configuration of the model."""
     most = _limits(described)
     for kind, wanted in sizes.items():
@@ -31,7 +31,7 @@ def refuse_parallel(sizes: Mapping[str, int], described: Mapping[str, Any]) -> N
 
 
 def _limits(described: Mapping[str, Any]) -> dict[str, float]:
-    """The most ranks along each dimension; fewer must divide it, but for layers."""
+    """The most ranks along each dimension. Except for layers, the number of ranks must divide it."""
     # A vision tower is spread by shards and replicas only.
     trees = packs_trees(described) and not reads_images(described)
     kind = str(described.get("model_type"))
@@ -47,7 +47,7 @@ def _limits(described: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _divided(described: Mapping[str, Any]) -> list[int]:
-    """What ranks along `tensor` share: heads, inner columns, experts."""
+    """The counts that ranks along `tensor` divide: heads, inner columns, experts."""
     wanted = [described.get("intermediate_size")]
     # Every rank computes all of latent attention, which has no heads of keys and values.
     if described.get("model_type") != "deepseek_v3":

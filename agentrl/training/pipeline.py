@@ -1,11 +1,11 @@
 """Each rank along `pipeline` is a stage: it has some of the layers, and passes hidden states on to the next stage.
 
 All stages compute the forward passes of several micro-batches before the first backward pass, so that they work at the
-same time. The last stage sends the columns of pairs to all, and each stage computes the same loss of them.
+same time. The last stage sends the columns of pairs to all stages, and each stage computes the same loss from them.
 
 Invariants:
-- what a stage does not have is on the device `meta`, under the same names as where it is;
-- a stage passes on micro-batches in one order, in both directions;
+- modules of other stages are on the device `meta`, under the same names as on their stage;
+- a stage passes micro-batches on in the same order in both directions;
 - a weight that the first and the last stage share has one gradient: the sum of theirs.
 """
 
@@ -24,7 +24,7 @@ from agentrl.training.policy_model import layers_of
 from agentrl.training.scorers import Incomplete, Scorer
 
 AT_ONCE = 2
-"""Micro-batches under way, for each stage. More of them keep stages busier and need more memory."""
+"""Micro-batches under way per stage. More of them keep stages busier and need more memory."""
 
 
 def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
@@ -72,7 +72,7 @@ def _leave_out(modules: Sequence[torch.nn.Module]) -> None:
 
 
 class _Link:
-    """To the other stages."""
+    """The connection to the other stages."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -80,7 +80,7 @@ class _Link:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def send(self, value: Tensor, to: int) -> None:
-        """Does not wait until the other stage takes it."""
+        """Sends without waiting for the other stage."""
         value = value.contiguous()
         self._under_way.append((torch.distributed.isend(value, group=self.group, group_dst=to), value))
 
@@ -95,7 +95,7 @@ class _Link:
         return like
 
     def announced(self, table: Tensor) -> Tensor:
-        """What the last stage found, for all of them."""
+        """Broadcasts the result of the last stage to all stages."""
         torch.distributed.broadcast(table, group=self.group, group_src=self.stages - 1)
         self.settle()
         return table
@@ -155,7 +155,7 @@ def _scoring(scorer: Scorer[Any], link: _Link) -> Any:
 
 
 class _Enter(torch.autograd.Function):
-    """Hidden states of the stage before, which gets their gradient."""
+    """Receives hidden states from the stage before, which gets their gradient."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, shape: tuple[int, ...], link: _Link) -> Tensor:
@@ -169,7 +169,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """A column that later stages found from hidden states of this one."""
+    """A column that later stages computed from hidden states of this stage."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, column: Tensor, link: _Link) -> Tensor:

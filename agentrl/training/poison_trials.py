@@ -81,10 +81,10 @@ def _among(fresh: Iterable[str], ready: Mapping[str, Ready], died: steps.Died) -
 
 
 def _was_in(died: steps.Died, one: Ready) -> bool:
-    """Whether the death was with records of the round that is ready now."""
+    """Whether the death happened with records of the round that is ready now."""
     return any(record.id in died.records for record in one.records)
 
 
 def _weight(one: Ready) -> int:
-    """Tokens of the longest record, which decides the memory."""
+    """The tokens of the longest record, which decides how much memory the group needs."""
     return max((sum(span.length for span in record.spans) for record in one.records), default=0)

@@ -55,7 +55,7 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transf
         except (OSError, ValueError, KeyError) as broken:
             raise ConfigError(f"The model in {directory} cannot be loaded: {broken}.") from broken
     if layout_of(model) == "tree":
-        # A vision tower has no trees.
+        # A vision tower cannot process trees.
         both = {"text_config": tree_attention.NAME, "vision_config": "sdpa"}
         model.set_attn_implementation(both if reads_images else tree_attention.NAME)
     model.train(False)
@@ -89,7 +89,8 @@ def layout_of(model: transformers.PreTrainedModel) -> Layout:
 def how_images_are_shown(
     model: transformers.PreTrainedModel, companions: Mapping[str, bytes], directory: Path
 ) -> Processing | None:
-    """By the processor of the model's directory; None for a model of texts. Raises ConfigError."""
+    """How the processor in the model's directory prepares images; None for a model that reads only texts. Raises
+    ConfigError."""
     described = model.config.to_dict()
     if not reads_images(described):
         return None
@@ -122,7 +123,7 @@ def save_model(
 
 
 def save_around(model: transformers.PreTrainedModel, directory: Path, *, companions: Mapping[str, bytes]) -> None:
-    """Writes what is beside the weights: configuration and the tokenizer's files."""
+    """Writes the files besides the weights: configuration and the tokenizer's files."""
     directory.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(directory)
     if model.generation_config is not None:
@@ -132,8 +133,8 @@ def save_around(model: transformers.PreTrainedModel, directory: Path, *, compani
 
 
 def stored_form(model: transformers.PreTrainedModel, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights of the model's own state with the names and shapes that its files have. Some models join in memory what
-    files keep apart, such as the experts of a layer."""
+    """Weights with the names and shapes of the model's files. Some models join tensors in memory that are separate in
+    files, such as the experts of a layer."""
     untyped: Any = model
     ignored = untyped._keys_to_ignore_on_save or ()
     kept = {name: one for name, one in weights.items() if name not in ignored}
@@ -142,7 +143,7 @@ def stored_form(model: transformers.PreTrainedModel, weights: dict[str, torch.Te
 
 
 def save_config(model: transformers.PreTrainedModel, directory: Path, dtype: torch.dtype) -> list[str]:
-    """Writes the configuration of weights in this type; returns the names of its files."""
+    """Writes the configuration for weights of this type; returns the names of its files."""
     untyped: Any = model
     config = copy.deepcopy(untyped.config)
     config.dtype = name_of(dtype)

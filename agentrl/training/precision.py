@@ -7,8 +7,8 @@ Invariants:
 - weights, their gradients and the optimizer state are float32 in each precision;
 - the scale is a power of two, so it changes no bit of a gradient that neither overflows nor underflows;
 - a gradient that overflowed moves no weight: it is computed again with half the scale, and that is counted;
-- a batch whose gradient overflows with every scale leaves the scale of the batches after it as it was;
-- all ranks have the same scale, because they decide by a length of the gradient that all of them know.
+- a batch whose gradient overflows with every scale does not change the scale for later batches;
+- all ranks have the same scale, because they decide by a norm of the gradient that all of them know.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ STEPS_BEFORE_GROWTH = 1_000
 
 
 class LossScale:
-    """What the loss is multiplied by: 1 in each precision but float16."""
+    """The factor of the loss: 1 in every precision except float16."""
 
     def __init__(self, precision: Precision) -> None:
         self._moves = precision == "float16"
         self.value = FIRST_SCALE if self._moves else 1.0
         self.overflows = 0
-        """Since the trainer was started."""
+        """Overflows since the trainer was started."""
         self._steps = 0
-        """Since the last overflow or growth."""
+        """Optimizer steps since the last overflow or growth."""
 
     @property
     def can_fall(self) -> bool:
@@ -64,19 +64,19 @@ def finite(*lengths: float) -> bool:
 
 
 def accelerated(precision: Precision) -> str:
-    """What accelerate is to do. It knows float16 on GPUs only, with a scale of its own."""
+    """The precision that accelerate applies. It supports float16 only on GPUs, with a scale of its own."""
     return "bf16" if precision == "bfloat16" else "no"
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Within it, matrix products and attention are computed in 16 bits, if the precision has so many."""
+    """In this context matrix products and attention are computed in 16 bits, if the precision has 16 bits."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, precision))
 
 
 def apply(module: torch.nn.Module, device: torch.device, precision: Precision) -> None:
-    """Its forward pass is computed in float16, if that is the precision; accelerate does it for bfloat16."""
+    """Makes the forward pass use float16, if that is the precision; accelerate does this for bfloat16."""
     if precision == "float16":
         inner = module.forward
 

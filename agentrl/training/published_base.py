@@ -1,8 +1,8 @@
 """The base of versions that are adapters: the files of the model that a run began with, beside its versions.
 
 Invariants:
-- it has the name of its content, so another model never takes its place, and a trainer that starts again finds it;
-- its directory is whole or absent.
+- it is named after its content, so another model never replaces it, and a restarted trainer finds it;
+- its directory is complete or absent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AROUND = (CONFIG_FILE, "generation_config.json")
 
 
 def publish_base(run_dir: Path, source: Path) -> Base:
-    """Reads the files of the model, and gives them a place where engines find them."""
+    """Reads the files of the model, and puts them where engines find them."""
     names = sorted(
         file.name for file in source.iterdir() if file.suffix == SUFFIX or file.name in (*AROUND, INDEX_FILE)
     )
@@ -45,7 +45,7 @@ def publish_base(run_dir: Path, source: Path) -> Base:
 
 
 def missing(source: Path, adapters: Iterable[str]) -> str:
-    """Empty, or a weight that these adapters change and that the files of the model have under another name."""
+    """Empty, or the name of a weight that these adapters change and that has another name in the files of the model."""
     stored: set[str] = set()
     for file in source.glob(f"*{SUFFIX}"):
         with safetensors.safe_open(file, "pt") as opened:
@@ -55,7 +55,7 @@ def missing(source: Path, adapters: Iterable[str]) -> str:
 
 def _put(source: Path, target: Path) -> None:
     with contextlib.suppress(OSError):
-        # Linux would make a link to a link, which leads nowhere from another directory.
+        # Linux would make a link to a link, which is broken in another directory.
         os.link(source.resolve(), target)
         return
     shutil.copyfile(source, target)  # another file system

@@ -1,9 +1,9 @@
 """Writes and announces one version at a time, beside the steps that follow it.
 
 Invariants:
-- training waits for a snapshot only, and for the version before if that is still being written;
-- a version is announced when all of its files are there, and by the lineage that took its number;
-- what fails for a store that is away or a full disk is tried again from the same snapshot.
+- training waits only for a snapshot, and for the previous version if that is still being written;
+- a version is announced when all of its files exist, by the lineage that took its number;
+- if the store is away or the disk is full, the work is tried again from the same snapshot.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Publisher:
         self._task: asyncio.Task[None] | None = None
         self._written: Manifest | None = None
         self.canary: Canary | None = None
-        """Of the newest version that is written."""
+        """The canary of the newest written version."""
 
     def begin(self, prepared: Prepared, learner: Learner, lineage: str) -> None:
-        """The version before must be settled."""
+        """Begins a version. The version before it must be settled."""
         assert self._task is None, "two versions would be written at the same time"
         self._written = None
 
@@ -72,12 +72,12 @@ class Publisher:
     async def settle(self) -> None:
         """Returns when the last version is announced."""
         if self._task is not None:
-            # A caller that does not wait any longer leaves it as it is.
+            # A caller that stops waiting must not cancel the work.
             await asyncio.wait([self._task])
             self.check()
 
     async def close(self) -> None:
-        """Ends what is under way; what was written of it has another name than that of a version."""
+        """Ends the version under way. Its unfinished files do not have the name of a version."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -108,6 +108,6 @@ class Publisher:
 
 
 def _wants_deltas(config: RunConfig) -> bool:
-    """Hosts that share the run's directory have the whole files."""
+    """Whether deltas are useful. Hosts that share the run's directory have the whole files."""
     wanted = config.training.publication.delta
     return wanted == "always" or (wanted == "auto" and run_hosts.way() is not None)

@@ -2,9 +2,9 @@
 
 Invariants:
 - ranks in one directory of the run read the same files;
-- a rank elsewhere gets them from the hosts that have them, and loads no file that differs from what the rank that leads
-  has read;
-- the model that the run file names was copied with the other files of the run, and each host has its own path of it.
+- a rank on another host gets them from the hosts that have them, and loads no file that differs from the one that the
+  leading rank has read;
+- the model that the run file names was copied with the other files of the run, and each host has its own path to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
     files: dict[str, Content] = {}
     """What it must contain; empty if all ranks are on one host."""
     run_dir: str = ""
-    """Whose it is; ranks with the same one need not get anything."""
+    """The run's directory on that host; ranks with the same directory need not copy anything."""
 
 
 class RankFiles:
@@ -44,7 +44,7 @@ class RankFiles:
         self._run_dir = run_dir
         self._model = model
         self._bring = bring
-        # The directory to which the coordinator writes is one, wherever it is mounted.
+        # The directory to which the coordinator writes is the same one, wherever it is mounted.
         self._own = "coordinator" if (run_dir / MARKER).exists() else f"{host}:{run_dir}"
         self._is_spread = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1")
         self._described: dict[Path, dict[str, Content]] = {}
@@ -71,7 +71,7 @@ class RankFiles:
         directory = self._run_dir / place.path
         if place.files and place.run_dir != self._own and self._bring is not None:
             for name in _different(directory, place.files):
-                # Of an earlier beginning of the run; what is there would not be asked for again.
+                # Left by an earlier start of the run. Existing files would not be requested again.
                 (directory / name).unlink(missing_ok=True)
             self._bring(place.path, place.files)
             if wrong := _different(directory, place.files):

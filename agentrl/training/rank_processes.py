@@ -28,7 +28,7 @@ def is_rank() -> bool:
 
 
 def leads() -> bool:
-    """Whether this process speaks for the job."""
+    """Whether this process reports for the job."""
     return os.environ.get(RANK, "0") == "0"
 
 
@@ -80,7 +80,7 @@ def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """What a rank waits for may never come, so it is killed if it does not end."""
+    """Ends the ranks. A rank may wait for another one that is gone, so it is killed if it does not end."""
     deadline = time.monotonic() + END_WITHIN_S
     for rank in ranks:
         try:

@@ -1,12 +1,12 @@
-"""The ranks of a trainer: one leads, and the others do with it what all ranks must do together.
+"""The ranks of a trainer: one leads, and the others join every call that needs all ranks.
 
 The rank that leads has the loop of the trainer and the store. Before each call that is collective it broadcasts the
 call with its arguments, as a tensor of bytes; the others make the same call on their part of the model.
 
 Invariants:
 - the ranks that follow know no store, and write no files but those that they get from other hosts;
-- a call reaches all ranks in the same order; while nothing happens, an idle one keeps the connection known to be alive;
-- if a rank dies, the collectives of the others fail: all of them end, and begin again at the newest checkpoint.
+- calls reach all ranks in the same order; while nothing happens, an idle call shows that the connection is alive;
+- if a rank dies, the collectives of the others fail: all of them end, and restart from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SILENT_AT_MOST = timedelta(hours=1)
 
 
 class Idle(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is to be done."""
+    """A call that does nothing."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +76,7 @@ class Train(msgspec.Struct, frozen=True, tag=True, eq=False):
 class Score(msgspec.Struct, frozen=True, tag=True):
     sequences: list[list[int]]
     published: str = ""
-    """The type that weights are rounded to; empty: as they are."""
+    """The type that weights are rounded to; empty means no rounding."""
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
@@ -96,7 +96,7 @@ class Channel:
     def __init__(self, settings: LearnerSettings) -> None:
         """Waits for all ranks."""
         self._accelerator = start(settings.parallel, settings.precision)
-        # Of its own, on processors: a rank that waits must not keep its GPU busy.
+        # A separate group on CPUs, because a waiting rank must not keep its GPU busy.
         self._group = torch.distributed.new_group(backend="gloo", timeout=SILENT_AT_MOST)
         self._turn = threading.Lock()
 
@@ -170,7 +170,7 @@ class LeadingLearner(Learner):
 
 
 class Loader(Protocol):
-    """Makes a learner of a directory. `contents` are its files, if they are known."""
+    """Makes a learner from a directory. `contents` are its files, if they are known."""
 
     def __call__(
         self,

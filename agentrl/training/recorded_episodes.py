@@ -1,9 +1,10 @@
-"""Episodes that a run has recorded, as something to learn from: by their own tokens, with cross-entropy.
+"""Recorded episodes of a run as training data: their own tokens are trained with cross-entropy.
 
 Invariants:
 - tokens are those that the model generated, never text that was tokenized again, so only a model with the same
-  tokenizer learns from them;
-- what a job reads is decided once, when it begins: it continues with the same records, and all of its ranks read them.
+  tokenizer can learn from them;
+- a job chooses its records once, when it begins: after an interruption it continues with the same records, and all of
+  its ranks read them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def choose(config: RunConfig, wanted: RecordedEpisodes) -> list[str]:
 
 
 def read(config: RunConfig, wanted: RecordedEpisodes, records: Sequence[str], model: Path) -> list[Trajectory]:
-    """These records in the order of their ids. Raises ConfigError if one is not there any more, or if the tokens are
-    those of another tokenizer than the model's."""
+    """These records in the order of their ids. Raises ConfigError if one no longer exists, or if the tokens were made
+    by another tokenizer than the model's."""
 
     async def found(database: Database, _: RecordedEpisodes) -> list[Trajectory]:
         await _refuse_other_tokenizer(database, model)

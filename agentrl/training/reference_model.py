@@ -2,7 +2,7 @@
 
 Invariants:
 - it is written once, before the first step that is compared with it, and no later lineage changes it;
-- it is weights alone, so it is never trained.
+- it has only weights and no optimizer state, so it is never trained.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from agentrl.training.checkpoints import described
 from agentrl.training.learner import Learner
 
 REFERENCE = Path(checkpoints.REFERENCE)
-"""Within the run's directory."""
+"""The directory of the reference within the run's directory."""
 
 
 def keep_reference(run_dir: Path, learner: Learner, *, new_run: bool) -> dict[str, CheckpointFile]:
     """Writes the reference if it does not exist, and compares with it from now on; returns its files. With `new_run` an
-    existing one is replaced: a lineage that never trained left it. A run that asks for a reference later gets its
-    current weights. If adapters are trained, the reference is the model without them, and has no files."""
+    existing reference is replaced, because a lineage that never trained left it. A run that asks for a reference later
+    gets its current weights as the reference. If adapters are trained, the reference is the model without them, and has
+    no files."""
     if learner.settings.adapters is not None:
         learner.compare_with(None)
         return {}

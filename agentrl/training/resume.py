@@ -1,4 +1,4 @@
-"""The beginning of a trainer's life: takes over from the trainer before it, at the newest intact checkpoint.
+"""The start of a trainer: takes over from the trainer before it, at the newest intact checkpoint.
 
 Invariants:
 - the checkpoint is one of the valid history, and every byte of it is what was written;
@@ -64,7 +64,7 @@ class Start:
     probes: list[list[int]]
     """Typical sequences for the canary."""
     damaged: int
-    """Checkpoints that were passed over because their files differ from what was written."""
+    """Checkpoints that were skipped because their files differ from what was written."""
     rolled_back: bool
     """It starts from the history of the checkpoint that an operator chose."""
     settings: dict[str, KnobValue]
@@ -114,8 +114,8 @@ async def take_over(
     load: Loader = load_alone,
     files: UnitFiles | None = None,
 ) -> Start:
-    """`owner` is the incarnation; its Owner document is open. `report` receives sentences for the unit's line. `files`
-    gets what a trainer on another host wrote."""
+    """`owner` is the incarnation; its Owner document is open. `report` receives sentences for the unit's status.
+    `files` fetches files that a trainer on another host wrote."""
     for directory in (run_dir / CHECKPOINTS, run_dir / "weights"):
         sweep_unfinished(directory)
     history = await _begin(database, run_dir, owner, files or UnitFiles(None))
@@ -156,7 +156,7 @@ async def take_over(
 
 
 class _History(NamedTuple):
-    """The part of a run that its trainer goes on from."""
+    """The part of a run's history from which its trainer continues."""
 
     lineage: Lineage
     checkpoint: Checkpoint | None

@@ -1,10 +1,10 @@
-"""Advantages and returns of single tokens, from what a critic expects and what the environment gave.
+"""Advantages and returns of single tokens, from the values of a critic and the rewards of the environment.
 
 The columns hold the trained tokens of all records, record after record, each in the order of time.
 
 Invariants:
 - nothing passes from one record to another;
-- the value after the last token of a record is 0: its episode is over, also if it ended at a limit;
+- the value after the last token of a record is 0, because its episode is over, even if it ended at a limit;
 - the work grows with the logarithm of the longest record, not with a loop over its tokens.
 """
 

@@ -1,7 +1,7 @@
-"""The settings that decide what a step learns, so that the weights before each change of them are kept.
+"""The settings that decide what a step learns. The weights before each change of them are kept.
 
-Not those of the sampler (how long an episode may take, and its turns), of single environments and of stages: they are
-not stored with a task or a record. A rollback finds them in the history of the knobs.
+Settings of the sampler (limits on the time and turns of an episode), of single environments and of stages are not
+included, because they are not stored with a task or a record. A rollback finds them in the history of the knobs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from agentrl.training.trainer_knobs import Plan
 
 Settings = dict[str, KnobValue]
 _OF_SAMPLING = {"temperature": "temperature", "max_tokens": "max_tokens_per_call"}
-"""Knobs, and what a task calls them."""
+"""Knobs, and their names in a task."""
 
 
 def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
-    """Of a step: the plan, and how the newest of its groups was sampled and closed."""
+    """The settings of a step: its plan, and how the newest of its groups was sampled and closed."""
     found: Settings = {
         "learning_rate": plan.learning_rate,
         "groups": plan.groups,
@@ -34,7 +34,7 @@ def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
         decay = plan.loss.decay
         found |= {"decay_epsilon": decay.epsilon, "decay_extra": decay.extra, "decay_cap": decay.cap}
         found["decay_out_of_date_decay"] = decay.out_of_date_decay
-    # How often a fork is sampled is no setting.
+    # The number of samples of a fork is not a setting.
     usual = [task for task in tasks if task.fork is None]
     newest = max(usual, key=lambda task: task.admitted_order, default=None)
     if newest is not None:

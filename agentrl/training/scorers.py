@@ -1,7 +1,7 @@
 """A model as a function from micro-batches to columns of their pairs.
 
-Every forward pass of training goes through a scorer, so that what wraps it (precision, parallelism) sees it, and what
-changes it (a kind of parallelism) finds one place for each part of the pass.
+Every forward pass of training goes through a scorer, so that wrappers (precision, parallelism) see every pass, and each
+kind of parallelism has one place for each part of the pass that it changes.
 
 Invariant: the first column has the gradient; the others have none.
 """
@@ -19,16 +19,16 @@ from agentrl.engines.embedded import vision
 from agentrl.training.micro_batch import MicroBatch
 
 Columns = TypeVar("Columns", bound=tuple[Tensor, ...])
-"""A named tuple. A tuple, because what wraps a model looks for tensors in it."""
+"""A named tuple, because wrappers of a model look for tensors in tuples."""
 
 
 class Incomplete(NamedTuple):
-    """Weights of which each rank of a group has a part of the gradient."""
+    """Weights for which each rank of a group has only a part of the gradient."""
 
     names: list[str]
-    """Of parameters of the model."""
+    """Names of parameters of the model."""
     complete: Callable[[Tensor], object]
-    """Makes their gradients, in one row, the sum of the parts, in place."""
+    """Replaces their gradients, concatenated, by the sum of the parts, in place."""
     counts: bool = True
     """Whether they count here in the norm of the whole gradient; another rank may count them."""
 
@@ -42,14 +42,14 @@ class Scorer(torch.nn.Module, Generic[Columns]):
         self.incomplete: list[Incomplete] = []
 
     def forward(self, batches: Sequence[MicroBatch]) -> list[Columns]:
-        """Of several micro-batches whose backward passes follow when all of them are through."""
+        """Forward passes of several micro-batches, whose backward passes follow when all are done."""
         return [self.scored(batch) for batch in batches]
 
     def scored(self, batch: MicroBatch) -> Columns:
         raise NotImplementedError
 
     def decoded(self, batch: MicroBatch) -> Tensor:
-        """The hidden states after the last layer, of all places."""
+        """The hidden states after the last layer, at all places."""
         model: Any = self.model
         tree = {} if batch.tree is None else {"tree": batch.tree}
         inputs = {"input_ids": batch.ids}

@@ -2,7 +2,7 @@
 
 Invariants:
 - gradients are summed over ranks and never averaged: the denominator of the loss counts the records of all of them;
-- between two forward passes nothing is left gathered that an optimizer step does not reach.
+- between two forward passes no gathered weight is left that an optimizer step would not update.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.training.scorers import Scorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """How parts are kept and gathered."""
+    """How parts of weights are stored and gathered."""
 
     narrow: bool = False
     """Weights are gathered in bfloat16; gradients are summed in float32."""
@@ -30,7 +30,7 @@ class Keeping:
 
 
 def apply(scorer: Scorer[Any], mesh: Mesh, keeping: Keeping, device: torch.device) -> None:
-    """The model is on the device afterwards, or in the memory of the host."""
+    """Shards the model. Afterwards it is on the device, or in the memory of the host."""
     if mesh.spread is None:
         module: Any = scorer
         module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
@@ -42,7 +42,7 @@ def apply(scorer: Scorer[Any], mesh: Mesh, keeping: Keeping, device: torch.devic
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
         wide = untyped.dtype
-        # Sums of all layers are kept in the precision that they have in one process.
+        # Sums over layers keep the precision that they have in one process.
         untyped.get_input_embeddings().register_forward_hook(lambda *call: call[-1].to(wide))
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if keeping.on_host else OffloadPolicy()
     options: dict[str, Any] = {"reshard_after_forward": True, "mp_policy": precision, "offload_policy": offload}
@@ -56,7 +56,7 @@ def apply(scorer: Scorer[Any], mesh: Mesh, keeping: Keeping, device: torch.devic
     for layer in layers_of(scorer.model):
         if not is_elsewhere(layer):
             fully_shard(layer, mesh=mesh.spread, ignored_params=ignored, **options)
-    # What is outside of the layers is gathered again for the backward pass as well.
+    # Weights outside of the layers are also gathered again for the backward pass.
     fully_shard(scorer, mesh=mesh.spread, ignored_params=ignored, **options)
     for module in scorer.modules():
         if isinstance(module, FSDPModule):

@@ -1,9 +1,9 @@
 """The weights of one moment, for a publication that is written while training goes on.
 
 Invariants:
-- a snapshot has the weights as they were when it was taken: it is copied beside the computation of the next step, and
-  what changes weights waits for the copy first;
-- numbers are narrowed to the published type, except buffers, which engines want as they are.
+- a snapshot has the weights of the moment when it was taken: it is copied during the computation of the next step, and
+  everything that changes weights first waits for the copy;
+- numbers are converted to the published type, except buffers, which engines need unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Weights = dict[str, Tensor]
 
 
 class Snapshot:
-    """Safe for two threads: one that writes it, and one that wants to change the weights."""
+    """Safe for two threads: one that writes the snapshot, and one that changes the weights."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class Snapshot:
         dtype: torch.dtype,
         stored: Callable[[Weights], Weights] = lambda weights: weights,
     ) -> None:
-        """`narrow` names the weights that get the published type, and `stored` gives all of them the names and shapes
-        that files have."""
+        """`narrow` names the weights that are converted to the published type, and `stored` gives all of them the names
+        and shapes of files."""
         self.dtype = dtype
         self._live: Weights | None = weights
         self._narrow = frozenset(narrow)
@@ -44,7 +44,7 @@ class Snapshot:
         self._lock = threading.Lock()
 
     def take(self) -> Weights:
-        """The copy, by the names that files have. The first caller makes it, and others wait for that."""
+        """The copy, by the names of files. The first caller makes it, and others wait for it."""
         with self._lock:
             if self._live is not None:
                 # Training waits for the copy, or engines wait for its files: several threads make it.
@@ -56,7 +56,7 @@ class Snapshot:
             return self._copied
 
     def named(self) -> Weights:
-        """The same by the names that the model has."""
+        """The copy by the names of the model."""
         self.take()
         return self._named
 
@@ -67,7 +67,7 @@ class Snapshot:
 
 @contextlib.contextmanager
 def rounded(parameters: Iterable[Tensor], dtype: torch.dtype) -> Iterator[None]:
-    """Within it, the weights are those that engines get. After it they are the same bits as before."""
+    """In this context the weights are rounded as engines get them. After it they have the same bits as before."""
     with torch.no_grad():
         own = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
         before = [one.clone() for one in own]

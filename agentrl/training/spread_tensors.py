@@ -1,8 +1,8 @@
-"""Tensors of which each rank has a part: their length, and how they become whole.
+"""Tensors that are spread over ranks: their norm, and how they are gathered.
 
 Invariants:
-- what is made whole is the same bits, whatever the parts were;
-- one tensor at a time is whole, because a device has no room for all;
+- a gathered tensor has the same bits, however it was spread;
+- one tensor at a time is gathered, because a device has no room for all;
 - names and shapes travel as JSON, and nothing is ever unpickled.
 """
 
@@ -21,12 +21,13 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from agentrl.training.mesh import Mesh
 from agentrl.training.scorers import Scorer
 
-# It warns of tensors that are made whole in several exchanges, which is what is wanted here.
+# The library warns about tensors that are gathered in several exchanges, which is intended here.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """A whole tensor, spread as a parameter of the same shape is. Each rank takes its part of what it has read."""
+    """Spreads a whole tensor like a parameter of the same shape. Each rank takes its part of the tensor that it has
+    read."""
     if not isinstance(parameter, DTensor) or parameter.shape != whole.shape or isinstance(whole, DTensor):
         return whole
     spread = distribute_tensor(
@@ -41,9 +42,9 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def whole(tensors: Mapping[str, Tensor], mesh: Mesh, *, leads: bool) -> dict[str, Tensor]:
-    """On the rank that leads; the others get none. A call of all ranks."""
+    """Whole tensors on the rank that leads; the others get none. A call of all ranks."""
     found: dict[str, Tensor] = {}
-    # Only the first rank of a stage keeps what it has gathered, and gives it to the rank that leads.
+    # Only the first rank of a stage keeps the gathered tensor, and sends it to the rank that leads.
     first = all(mesh.place(name) == 0 for name in ("replicate", "expert", "shard", "context", "tensor"))
     for name, tensor in tensors.items():
         if tensor.is_meta:
@@ -57,7 +58,7 @@ def whole(tensors: Mapping[str, Tensor], mesh: Mesh, *, leads: bool) -> dict[str
 
 
 def _gather_stages(found: dict[str, Tensor], stages: ProcessGroup) -> None:
-    """The rank that leads gets what the other stages have and it has not."""
+    """Sends tensors of other stages to the rank that leads, unless it has them."""
     device = torch.device("cuda" if torch.distributed.get_backend(stages) == "nccl" else "cpu")
     for stage in range(1, stages.size()):
         if stages.rank() == stage:
@@ -89,7 +90,7 @@ def _received(stage: int, stages: ProcessGroup, device: torch.device) -> dict[st
 
 
 def clip_gradient(scorer: Scorer[Any], mesh: Mesh, longest: float, scale: float) -> float:
-    """Completes the gradient, divides it by `scale`, and scales it down to a length; returns the length before that."""
+    """Completes the gradient, divides it by `scale`, and clips it to a length; returns the length before that."""
     named = {name: one.grad for name, one in scorer.model.named_parameters() if one.grad is not None}
     for incomplete in scorer.incomplete:
         _complete([own(named[name]) for name in incomplete.names if name in named], incomplete.complete)

@@ -1,8 +1,8 @@
 """Metrics of a step besides its loss: mismatch between engine and trainer, drift of the policy, entropy.
 
 Invariants:
-- the mismatch is measured on tokens of age 0 and with the weights that the step begins with, where any difference is a
-  bug and not learning;
+- the mismatch is measured on tokens of age 0, with the weights at the beginning of the step: there any difference is a
+  bug, not learning;
 - metrics cover all pairs of the step, over all micro-batches and optimizer steps;
 - measuring changes nothing.
 """
@@ -23,7 +23,7 @@ from agentrl.training.parallel import Parallelism
 
 Metrics = dict[str, float]
 OLDEST_AGE = 8
-"""Higher ages are counted as this one."""
+"""Higher ages count as this one."""
 
 
 class Measures:
@@ -34,7 +34,7 @@ class Measures:
         self._moved = moved
         self.loss = 0.0
         self.critic_norm = 0.0
-        """Of the gradient of the critic, over all ranks."""
+        """The norm of the critic's gradient, over all ranks."""
         self._columns: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
@@ -58,7 +58,7 @@ class Measures:
 
     @torch.no_grad()
     def add_values(self, found: ValueLoss, before: Tensor, returns: Tensor) -> None:
-        """What the critic expected, and should have expected, of the pairs of a micro-batch."""
+        """Add the values of the critic and the returns for the pairs of a micro-batch."""
         for name, column in (
             ("value_loss", found.loss),
             ("value", before),
@@ -68,7 +68,7 @@ class Measures:
             self._columns.setdefault(name, []).append(column.detach().double().cpu())
 
     def joined(self, parallelism: Parallelism) -> Measures:
-        """With what all ranks have measured."""
+        """The measures of all ranks together."""
         whole = Measures(moved=self._moved)
         whole.critic_norm = self.critic_norm
         whole.loss = float(parallelism.summed(torch.tensor(self.loss, dtype=torch.float64)))
@@ -130,7 +130,7 @@ def together(parts: Sequence[Measures]) -> Measures:
 
 
 def _of_values(whole: Mapping[str, Tensor], norm: float) -> Metrics:
-    """How well the critic expected the returns, before it learned from them."""
+    """How well the critic predicted the returns, before it learned from them."""
     values, returns = whole["value"], whole["returns"]
     spread = float(returns.var(unbiased=False))
     found = {
@@ -140,13 +140,13 @@ def _of_values(whole: Mapping[str, Tensor], norm: float) -> Metrics:
         "critic_gradient_norm": norm,
     }
     if spread > 0:
-        # 1: the critic knows everything; 0: no more than the mean; below 0: less than that.
+        # Explained variance. 1: perfect values; 0: no better than the mean; below 0: worse than the mean.
         found["explained_variance"] = 1 - float((returns - values).var(unbiased=False)) / spread
     return found
 
 
 def _by_age(difference: Tensor, ages: Tensor) -> Metrics:
-    """The number of pairs of each age, and how far the policy has moved away from them."""
+    """The number of pairs of each age, and how far the policy has moved since they were sampled."""
     found: Metrics = {}
     capped = ages.clamp(max=OLDEST_AGE)
     for age in sorted({int(age) for age in capped.tolist()}):

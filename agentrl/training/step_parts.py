@@ -31,11 +31,11 @@ class Facts(NamedTuple):
     """Facts about the records and versions of one optimizer step, as tensors that pairs index."""
 
     advantages: Tensor
-    """Of each trained token: record after record, each in the order of time."""
+    """The advantage of each trained token: record after record, each in the order of time."""
     rewards: Tensor
-    """The same; what the environment gave after the token."""
+    """In the same order: the reward that the environment gave after the token."""
     first: Tensor
-    """For each record: where its tokens begin in these columns."""
+    """For each record: the index of its first token in these columns."""
     capped: Tensor
     """Whether no token of a record may get a positive advantage."""
     decays: Tensor
@@ -56,9 +56,10 @@ class Part(NamedTuple):
 
     facts: Facts
     micros: list[list[Row]]
-    """Rows of one forward pass. They become tensors when their turn comes, because all of them fill no device."""
+    """Rows of each forward pass. They become tensors just before their pass, because no device has room for all of
+    them."""
     columns: Columns
-    """Of their pairs: log-probs of other policies, weights, masks."""
+    """Columns of their pairs: log-probs of other policies, weights, masks."""
     packed_tokens: int
 
 
@@ -104,14 +105,14 @@ def _of_tokens(one: Trajectory) -> tuple[Array, Array]:
     own = [one.advantage if segment.advantage is None else segment.advantage for segment in segments]
     rewards = np.zeros(sum(sizes))
     if len(rewards):
-        # What follows a turn without tokens is given after the last token before it.
+        # The reward of a turn without tokens is given after the last token before it.
         last = np.maximum(np.cumsum(sizes) - 1, 0)
         np.add.at(rewards, last, [segment.reward for segment in segments])
     return np.repeat(np.asarray(own, dtype=np.float64), sizes), rewards
 
 
 def numbered(names: Sequence[str]) -> list[int]:
-    """The same number for the same name."""
+    """Numbers names: equal names get equal numbers."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
@@ -127,7 +128,7 @@ def in_smaller_parts(part: Part, tokens: int) -> Part:
 def of_pairs(
     micro: MicroBatch, facts: Facts, objective: Objective, own: Mapping[str, Tensor]
 ) -> tuple[PairFacts, Tensor]:
-    """What the loss needs for each pair, and the age of each pair. `own` are the columns of the micro-batch."""
+    """The inputs of the loss for each pair, and the age of each pair. `own` are the columns of the micro-batch."""
     how: Aggregation = "token-mean" if objective == "supervised" else objective.aggregation
     longest = 0 if objective == "supervised" else objective.longest
     version = torch.searchsorted(facts.versions, micro.version) if len(facts.versions) else None

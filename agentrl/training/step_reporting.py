@@ -1,9 +1,9 @@
-"""The numbers of a step: in its document and on the unit's line.
+"""The metrics of a step: in its document and in the unit's status.
 
 Invariants:
 - a number has the same name everywhere;
 - a number that has no meaning for a step is left out, never 0;
-- a store that does not answer only leaves numbers out: no step is lost for them.
+- if the store does not answer, numbers are left out, and no step is lost.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from agentrl.unit import Unit
 log = logging.getLogger("trainer")
 
 ON_THE_LINE = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens_per_s": "tokens_per_s"}
-"""Metrics of a step that the unit's line shows, with their names there."""
+"""Metrics of a step that the unit's status shows, with their names there."""
 
 
 def step_metrics(
     assembled: Assembled, result: StepResult, leased: Step, look: Look, *, seconds: float, moved: bool
 ) -> dict[str, float]:
-    """`moved`: the weights were not those of the base version, so a mismatch at age 0 proves no fault."""
+    """`moved`: the weights differed from the base version, so a mismatch at age 0 does not prove a fault."""
     groups = [look.ready[name].task for name in (*leased.tasks, *leased.filtered)]
     means = [group.baseline.mean for group in groups if group.baseline is not None]
     trained = assembled.batch.trained_tokens
@@ -75,8 +75,8 @@ def mismatch_limit(config: RunConfig) -> float:
 async def with_surroundings(
     database: Database, config: RunConfig, metrics: Mapping[str, float], records: Sequence[str]
 ) -> dict[str, float]:
-    """The metrics of a step that is about to be committed, with what alarms compare them with: the limits of the
-    mismatch, the attempts behind the step and the steps before it."""
+    """The metrics of a step that will be committed, with the values that alarms compare them with: the limits of the
+    mismatch, the attempts of the step and the steps before it."""
     known = dict(metrics)
     limit = mismatch_limit(config)
     for name, most, over_limit in (

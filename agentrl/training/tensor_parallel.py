@@ -1,8 +1,8 @@
 """Each rank along `tensor` computes a part of every layer: some heads, some inner columns, some experts, some words.
 
 The model's own plan in transformers says which of its matrices are divided by columns and which by rows. Attention and
-the head need no change: they see fewer heads, or a part of the vocabulary (`pair_scores`). Of adapters, the matrix at
-the divided side of their layer is divided like it.
+the head need no change: they see fewer heads, or a part of the vocabulary (`pair_scores`). In adapters, the matrix at
+the divided side of a layer is divided like the layer.
 
 Invariants:
 - between layers all ranks have the same hidden states, and the same gradients of them;
@@ -28,7 +28,7 @@ from agentrl.training.pair_scores import PairScorer, PartOfVocabulary
 from agentrl.training.scorers import Incomplete, Scorer
 
 COLUMNS, ROWS, PARTIAL, EXPERTS = "colwise", "rowwise", "replicated_with_grad_allreduce", "moe_tp_experts"
-"""The words of transformers for what happens to a module."""
+"""The names that transformers uses for how a module is divided."""
 
 
 def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
@@ -65,7 +65,7 @@ def divide(module: torch.nn.Module, name: str, ranks: DeviceMesh, dimension: int
 
 @contextlib.contextmanager
 def parts_of(module: torch.nn.Module) -> Iterator[None]:
-    """Within it, the module's parameters are this rank's parts of them, as plain tensors."""
+    """In this context the module's parameters are this rank's parts, as plain tensors."""
     parts: dict[str, Tensor] = {}
     for name, parameter in module._parameters.items():
         spread: Tensor | None = parameter
@@ -99,7 +99,7 @@ def _by_rows(module: Any, ranks: DeviceMesh, group: ProcessGroup) -> None:
     def forward(value: Tensor) -> Tensor:
         with parts_of(module):
             found = collectives.summed(torch.nn.functional.linear(value, module.weight), group)
-        # Once, and not once on each rank.
+        # Added on one rank only, instead of once on each rank.
         return found if module.bias is None else found + module.bias
 
     module.forward = forward
@@ -129,8 +129,8 @@ def divide_experts(module: Any, ranks: DeviceMesh) -> tuple[int, int]:
 
 
 def computed(module: Any, inner: Any, rows: Tensor, experts: Tensor) -> Tensor:
-    """What this rank's experts make of rows, each for one of them."""
-    # Without rows neither they nor the weights would get a gradient, while other ranks wait for one.
+    """The outputs of this rank's experts; each row belongs to one expert."""
+    # Without rows, neither the rows nor the weights would get a gradient, for which other ranks wait.
     empty = not len(rows)
     if empty:
         rows, experts = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))]), experts.new_zeros(1)
@@ -140,14 +140,14 @@ def computed(module: Any, inner: Any, rows: Tensor, experts: Tensor) -> Tensor:
 
 
 def _divide_vocabulary(scorer: Scorer[Any], ranks: DeviceMesh, group: ProcessGroup) -> None:
-    """The words of the head and of the embedding, which may be one matrix."""
+    """Divides the vocabulary of the head and of the embedding, which may be one matrix."""
     model: Any = scorer.model
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = embedding.weight is head.weight
     first = ranks.get_local_rank() * -(-embedding.weight.shape[0] // ranks.size())
     divide(embedding, "weight", ranks)
     embedding.forward = _embedding(embedding, first, group)
-    # The head of a critic has no words.
+    # The head of a critic has no vocabulary.
     if isinstance(scorer, PairScorer):
         scorer.vocabulary = PartOfVocabulary(first, group)
         if tied:

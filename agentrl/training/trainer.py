@@ -2,8 +2,8 @@
 
 Invariants:
 - a step is leased before the optimizer runs and committed by one conditional update after it;
-- what is due (publication, checkpoint, evaluation) follows from the trainer's state and not from what it just did, so
-  a store that was away only delays it;
+- the trainer's state decides what is due (publication, checkpoint, evaluation), not what it just did, so a store that
+  was away only delays it;
 - a trainer that has lost its lineage or its lease writes nothing more and ends;
 - tensors are computed in a thread, one piece of work at a time, so the loop stays responsive.
 """
@@ -96,14 +96,14 @@ class Trainer:
         self._lease = owners.Lease(database, life, unit=unit.name, role="trainer", run=unit.run)
         self._until_done = Retrying(unit, self._lease, at_most_s=AWAY_AT_MOST_S).until_done
         self._announced_plan: dict[str, object] = {}
-        """What admission was given last."""
+        """The plan that was last reported to admission."""
         self._hold, self._hold_checked_at = "", float("-inf")
         self._trial = False
-        """The trainer holds because most attempts fail, so a few records are tried meanwhile."""
+        """True if the trainer holds because most attempts fail, so a few records are tried meanwhile."""
         self._held_since: float | None = None
         """Since when a step has been held back for records under way."""
         self._evaluated_lately = False
-        """Remembered, because the store may be away before all that follows from an evaluation is done."""
+        """Remembered, because the store may be away before the work after an evaluation is done."""
         self._meter = Meter(time.monotonic())
         self._waiting: NoBatch | None = None
         self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
@@ -160,11 +160,11 @@ class Trainer:
         if wanted := self._config.training.steps:
             self._unit.metric(STEPS_WANTED.name, wanted)
             if self.state.committed >= wanted:
-                # Before admission gets the plan: a run that is complete must not sample anything.
+                # Checked before admission gets the plan, because a complete run must not sample anything.
                 return f"all {wanted} steps are done"
         await self._do_what_is_due(plan)
         if self._unit.paused:
-            # After what is due, so that trained weights are served and saved while the unit is paused.
+            # Paused only after the due work, so that trained weights are served and saved meanwhile.
             await self._park()
             return ""
         await self._check_for_a_hold()
@@ -175,7 +175,7 @@ class Trainer:
         if (look.decision.stale_groups or look.decision.act == "bury") and not await lineages.is_open(
             self._database, self._lineage
         ):
-            # This process may have been stopped for a while, and another trainer owns these tasks.
+            # This process may have been stopped for a while, and another trainer may own these tasks now.
             raise steps.closed(self._lineage)
         for name in look.decision.stale_groups:
             task = look.ready[name].task
@@ -202,7 +202,7 @@ class Trainer:
         return ""
 
     async def _still_waiting(self, waiting: NoBatch, plan: Plan) -> bool:
-        """Whether a look would find what the last one found: a count costs a fraction of it."""
+        """Whether another look would find the same as the last one. A count costs a fraction of a look."""
         if (waiting.plan, waiting.hold) != (plan, self._hold):
             return False
         if time.monotonic() - waiting.looked_at > WHOLE_LOOK_EVERY_S:
@@ -214,7 +214,7 @@ class Trainer:
         return await batch_selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
 
     async def _park(self) -> None:
-        """Begins nothing while paused; evaluations under way continue."""
+        """Waits while the unit is paused; evaluations under way continue."""
         await device_turn.end(self._turn, self._unit, self.learner)
         parked = asyncio.create_task(self._unit.park_while_paused_async(), name="park")
         try:
@@ -287,7 +287,7 @@ class Trainer:
         await self._report_learning()
 
     def _processing(self) -> Processing | None:
-        """How the model is shown images."""
+        """How images are prepared for the model."""
         how, wanted = self.learner.images.how, self._config.model
         return how if how is None or wanted is None else how.limited(wanted.images.max_pixels)
 
@@ -308,7 +308,7 @@ class Trainer:
         return await computed(self._unit, "step", self.state.step, train)
 
     async def _commit(self, leased: Step, metrics: dict[str, float], records: list[str]) -> None:
-        """The weights have changed, so the commit is repeated until its result is known."""
+        """Commits a step. The weights have changed, so the commit is repeated until its result is known."""
 
         async def commit() -> None:
             if await steps.commit(self._database, leased.id, metrics, records=records):
@@ -324,7 +324,8 @@ class Trainer:
         await self._until_done(commit)
 
     async def _quarantine(self, leased: Step, result: StepResult) -> None:
-        """The weights are unchanged. The batch is never trained again."""
+        """Gives up a batch whose loss was not finite: the weights are unchanged, and the batch is never trained
+        again."""
         reason = f"poison: loss {result.metrics['loss']}, gradient {result.metrics['gradient_norm']}"
         log.error("step %d is skipped, its tasks are dead (%s)", leased.step, reason)
         await steps.release(self._database, leased.id, reason)
@@ -365,7 +366,7 @@ class Trainer:
         if last:
             await self._outputs.settle()
         evaluates = self._evaluates and 0 < plan.evaluate_every <= now.since_evaluation
-        # What is evaluated is saved as well, so that the run can go back to its best evaluation.
+        # Evaluated weights are also saved, so that the run can go back to its best evaluation.
         due = evaluates or now.step - now.checkpoint >= plan.checkpoint_every
         if now.unsaved and (last or (due and now.step != now.tried_checkpoint)):
             await self._outputs.checkpoint(last=last)
@@ -403,7 +404,8 @@ class Trainer:
         start = await self._until_done(self._take_over)
         if self._config.training.reference == "initial":
             await self._until_done(lambda: self._outputs.keep_reference(new_run=start.new_run))
-        # The parent is its own version, once it has one: a second root of the version tree would have no age.
+        # After the first publication the parent is that version, because a second root of the version tree would have
+        # no age.
         await self._until_done(lambda: self._outputs.publish(self.state.version or start.parent))
         await self._outputs.settle()
         first = self.state.version
@@ -412,7 +414,7 @@ class Trainer:
             await self._until_done(self._outputs.checkpoint)
         await self._until_done(self._evaluator.adopt)
         if self._evaluates and self._config.evaluation.every and (start.parent is None or start.rolled_back):
-            # The initial weights are what the run is compared with at the end; a rollback is judged at once.
+            # The run is compared with its initial weights at the end; a rollback is evaluated at once.
             await self._until_done(self._evaluate)
 
     async def _take_over(self) -> Start:
@@ -432,7 +434,7 @@ class Trainer:
         self._curves.rolled_back(start.step, await undone_by(self._database, self._lineage), self._lineage)
         self._suspicion = await poison_trials.recall(self._database)
         await self._watch.recall()
-        # The trainer before this one may have died after an evaluation and before this.
+        # The trainer before this one may have died after an evaluation, before it did this.
         await stored_checkpoints.keep_best(self._database)
         await self._report_learning()
         committed = {"status": StepStatus.COMMITTED}
@@ -450,12 +452,12 @@ class Trainer:
         self._dumps.forget_after(start.step)
 
     async def _finish(self, why: str) -> None:
-        """A planned end loses nothing that was trained."""
+        """Saves and publishes at a planned end, so that nothing that was trained is lost."""
         self._wait_is_over()
         plan = self._knobs.take()
         if why:
             why = ending(why, self.state)
-            # Nothing admitted from here on would be trained.
+            # Records admitted from now on would not be trained.
             self._hold, self._trial = f"complete: {why}", False
         await self._until_done(lambda: self._do_what_is_due(plan, last=True))
         await device_turn.end(self._turn, self._unit, self.learner)

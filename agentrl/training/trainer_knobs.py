@@ -61,7 +61,7 @@ class Plan:
 
 
 class Kept(NamedTuple):
-    """How much stays on the disk besides what is in use."""
+    """How much is kept on the disk besides what is in use."""
 
     versions: int
     checkpoints: int
@@ -100,7 +100,7 @@ class FreshnessKnobs:
         return replace(usual, of_environments=own)
 
     def _preview_bound(self, bound: int) -> str:
-        """Checks only; the steward counts the records that the bound excludes."""
+        """Only checks the value; the steward counts the records that the bound excludes."""
         self._rules(bound, self._hard.pending)
         return ""
 
@@ -111,7 +111,7 @@ class FreshnessKnobs:
     def _preview_strategy(self, strategy: str) -> str:
         after = self._rules(self._bound.pending, self._hard.pending, strategy)
         if after.decays:
-            # Not every loss has ratios that the bounds of decay are made for.
+            # Not every loss has the ratios that the bounds of decay apply to.
             training = self._config.training
             bounds = policy_rules.decay(training.decay)
             policy_rules.policy_loss(training, longest=self._config.sampling.context, with_decay=bounds)
@@ -174,7 +174,7 @@ class Knobs:
         return knob
 
     def _flag(self, name: str) -> LiveKnob[bool]:
-        """The steward counts what it would have changed."""
+        """Declares a flag; the steward counts what it would have changed."""
 
         def preview(value: bool) -> str:
             policy_rules.critic(self._config.training.model_copy(update={name: value}))

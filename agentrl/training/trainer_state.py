@@ -18,7 +18,7 @@ class TrainerState:
     step: int
     """The last step number that was used."""
     trained_step: int = 0
-    """The last step that the optimizer saw: a lease that was released uses up a number."""
+    """The last step that the optimizer made. It may differ from `step`, because a released lease uses up a number."""
     version: int = 0
     trained: bool = False
     """Whether the weights differ from those of `version`."""
@@ -40,12 +40,12 @@ class TrainerState:
 
     @property
     def useless_steps(self) -> int:
-        """All steps of the run, as long as none of them trained anything; else 0."""
+        """The number of steps of the run if none of them trained anything; otherwise 0."""
         return 0 if self.effective else self.committed
 
 
 def ending(why: str, state: TrainerState) -> str:
-    """Why a run is complete; says so if no step of it trained anything."""
+    """Why a run is complete; also states if no step trained anything."""
     if not state.useless_steps:
         return why
     return f"no step trained anything ({why}): groups whose records all have the same score have no signal"

@@ -6,7 +6,7 @@ this as the attention implementation `NAME` of any architecture; the tree is an 
 Invariants:
 - no mask of length x length exists, on any device;
 - the result is that of softmax attention under that rule, in the precision of the inputs: on processors from runs of
-  tokens by flash attention, whose partial results are merged by their log-sums; on GPUs by FlexAttention;
+  tokens by flash attention, whose partial results are merged by their log-sum-exp; on GPUs by FlexAttention;
 - each key is read only by queries that see it, up to the size of a block on GPUs.
 """
 
@@ -30,12 +30,12 @@ NAME = "packed_tree"
 BLOCK = 128
 """Tokens of a block of FlexAttention."""
 LEAST_WIDTH = 16
-"""Of a head on a GPU."""
+"""The least width of a head on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens of which each is the only child of the one before; `end` is the end of what descends from them."""
+    """Tokens of which each is the only child of the one before; `end` is the end of all their descendants."""
 
     start: int
     stop: int
@@ -61,11 +61,11 @@ class Tree:
 
     ends: Array
     calls: tuple[Call, ...]
-    """On processors."""
+    """The calls on processors."""
     blocks: BlockMask | None
     """For FlexAttention; None on processors."""
     gathered: Callable[[Tensor], Tensor] = _whole
-    """Makes the keys or values of the whole sequence from those of the queries that are here."""
+    """Gathers the keys or values of the whole sequence from those on this rank."""
 
 
 def tree_of(ends: Array, device: torch.device) -> Tree:
@@ -76,21 +76,22 @@ def tree_of(ends: Array, device: torch.device) -> Tree:
 def part_of(
     tree: Tree, length: int, places: Sequence[slice], gathered: Callable[[Tensor], Tensor], device: torch.device
 ) -> Tree:
-    """For the queries at some places of the same sequence, which is filled up to `length` with tokens that see only
-    themselves. On a GPU places are whole blocks."""
+    """The tree for the queries at some places of the same sequence, which is padded to `length` with tokens that see
+    only themselves. On a GPU places are whole blocks."""
     fill = np.arange(len(tree.ends) + 1, length + 1)
     return _tree(np.concatenate([tree.ends, fill]), places, device, gathered)
 
 
 def _tree(ends: Array, places: Sequence[slice], device: torch.device, gathered: Callable[[Tensor], Tensor]) -> Tree:
-    """`places`: of the queries; without them, all."""
+    """`places`: those of the queries; None means all."""
     if device.type == "cuda":
         return Tree(ends, (), block_mask(ends, device, places), gathered)
     return Tree(ends, tuple(calls_of(runs_of(ends), places or [slice(0, len(ends))])), None, gathered)
 
 
 def padding(length: int, device: torch.device) -> int:
-    """How many tokens that see only themselves make whole blocks of a sequence. Processors need none."""
+    """How many padding tokens, which see only themselves, complete the last block of a sequence. Processors need
+    none."""
     return -length % BLOCK if device.type == "cuda" else 0
 
 
@@ -98,7 +99,7 @@ def runs_of(ends: Array) -> tuple[Run, ...]:
     """The maximal runs, in order."""
     length = len(ends)
     at = np.arange(1, length)
-    # The next token goes on with a run if it is a child of its last token, and the only one.
+    # The next token continues a run if it is the only child of the run's last token.
     breaks = at[(ends[1:] != ends[:-1]) | (ends[:-1] == at)]
     starts = np.concatenate(([0], breaks)) if length else breaks
     stops = np.concatenate((breaks, [length])) if length else breaks
@@ -147,8 +148,8 @@ def attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls; inputs are [1, heads, length, width]. Without a tree, the
-    sequences are what they seem to be."""
+    """The attention function that transformers calls; inputs are [1, heads, length, width]. Without a tree, they are
+    ordinary sequences."""
     if tree is None:
         found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
         return found, None
@@ -165,7 +166,7 @@ def attention(
         found = flex(query, key, value, block_mask=tree.blocks, scale=scale, enable_gqa=True)[..., :width]
     else:
         groups = query.shape[1] // key.shape[1]
-        # Values of latent attention (DeepSeek) are narrower than keys; the kernel wants one width.
+        # Values of latent attention (DeepSeek) are narrower than keys, and the kernel needs one width.
         width = value.shape[-1]
         value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
         keys, values = _repeated(key, groups), _repeated(value, groups)
@@ -183,7 +184,7 @@ def _compiled() -> Any:
 
 
 def _wide_enough(heads: Tensor) -> Tensor:
-    """Filled with zeros, which change no product, up to what FlexAttention needs."""
+    """Padded to the width that FlexAttention needs, with zeros, which change no product."""
     missing = LEAST_WIDTH - heads.shape[-1]
     return torch.nn.functional.pad(heads, (0, missing)) if missing > 0 else heads
 
@@ -201,7 +202,7 @@ class _ByRuns(torch.autograd.Function):
     """The tokens of a run see each other causally, and all that descend from it see the whole run.
 
     So each run is a key of two calls on slices, and a query's result is merged from one call for each run above it.
-    The gradient of a part of softmax attention needs the result and the log-sum of the whole only.
+    The gradient of a part of softmax attention needs only the result and the log-sum-exp of the whole.
     """
 
     @staticmethod
@@ -257,7 +258,7 @@ def calls_of(runs: Sequence[Run], places: Sequence[slice]) -> list[Call]:
 
 
 def _merge(result: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
-    """Add a part of the keys to the result of the others, in place."""
+    """Merge the result for a part of the keys into the result for the others, in place."""
     both = torch.logaddexp(sums, logs.to(sums.dtype))
     result.mul_((sums - both).exp().unsqueeze(-1)).add_(found * (logs - both).exp().unsqueeze(-1))
     sums.copy_(both)

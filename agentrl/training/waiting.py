@@ -1,8 +1,9 @@
-"""What the trainer waits for: a batch, MongoDB, or room on the disk.
+"""The waits of the trainer: for a batch, MongoDB, or room on the disk.
 
 Invariants:
 - a wait for a batch lasts from the first look that found none to the look that finds one;
-- a wait for a batch is late by the run's own pace and by how long a group may take, so a slow run is not reported;
+- the run's own pace and the longest time of a group decide when a wait for a batch is late, so a slow run is not
+  reported;
 - the trainer does not wait for MongoDB with an expired lease: another trainer may have taken over.
 """
 
@@ -26,7 +27,8 @@ from agentrl.unit import Unit
 log = logging.getLogger("trainer")
 LATE_AFTER_S = 600.0
 LATE_FACTOR = 10
-"""A wait this many times longer than usual is late, if that is more."""
+"""A wait this many times longer than usual is late, but none that is shorter than LATE_AFTER_S or the time of a
+group."""
 WAITS_REMEMBERED = 20
 STORE_AGAIN_S = 1.0
 DISK_AGAIN_S = 5.0
@@ -62,7 +64,7 @@ class BatchWait:
         self._open = contextlib.ExitStack()
 
     def begin(self) -> bool:
-        """Returns False if the wait has begun before."""
+        """Begins a wait; returns False if it has already begun."""
         if self._since is not None:
             return False
         self._since = self._clock()
@@ -78,7 +80,7 @@ class BatchWait:
 
 
 class Retrying:
-    """Repeats what failed because MongoDB is away or a disk is full. After `at_most_s` the wait counts as late; it
+    """Repeats acts that fail because MongoDB is away or a disk is full. After `at_most_s` the wait counts as late, but
     continues."""
 
     def __init__(self, unit: Unit, lease: Lease, *, at_most_s: float) -> None:
@@ -106,7 +108,8 @@ class Retrying:
             await asyncio.sleep(STORE_AGAIN_S)
 
     async def _wait_for_space(self, full: DiskError) -> None:
-        """No step begins before what is due is written: otherwise its weights would not be published."""
+        """Waits for room on the disk. No step begins before the due output is written, because its weights could not be
+        published."""
         log.error("%s", full.message)
         self._unit.status(f"waits for room: {full.message}")
         with self._unit.wait("room on the disk", on="disk", at_most_s=self._at_most_s):

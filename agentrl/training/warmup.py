@@ -1,6 +1,6 @@
 """Supervised steps before the first publication, through the same packing as everything else.
 
-The learning rate falls towards the end: a model that learned at the full rate only copies less reliably.
+The learning rate falls towards the end, because a model that learned only at the full rate copies less reliably.
 
 Invariants: the demonstrations of a step depend on its number and on the seed of the configuration, so the same warm-up
 gives the same weights; policy training begins with fresh optimizer state.
@@ -16,7 +16,7 @@ from agentrl.training.batch import Batch, Trajectory
 from agentrl.training.learner import Learner
 
 COOLING_SHARE = 0.4
-"""The last part of the steps, in which the learning rate falls evenly."""
+"""The last part of the steps, in which the learning rate falls linearly."""
 COOLEST = 0.05
 """Share of the learning rate at the last step."""
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - the directory of a version is complete before the database names it, and files are hashed while they are written;
-- what is not needed to go on with the training is done beside it: copies, files, hashes, and the canary where it can be
+- work that training need not wait for is done beside it: copies, files, hashes, and if possible the canary
   (`canary_probes`).
 """
 
@@ -52,9 +52,9 @@ from agentrl.training.snapshots import Snapshot
 
 log = logging.getLogger("trainer")
 WRITE_BYTES = 1 << 20
-"""Hashed and written while the processor has them at hand."""
+"""Bytes are hashed and written in pieces of this size, while they are in the processor's cache."""
 MOST_OF_A_FILE = 0.5
-"""A larger difference is not worth its work."""
+"""A delta larger than this share of the file is not worth its work."""
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -75,7 +75,7 @@ class Prepared(NamedTuple):
     snapshot: Snapshot
     canary: Callable[[], Canary]
     apart: bool
-    """It is adapters alone."""
+    """True if it consists of adapters alone."""
 
 
 def prepare(
@@ -86,7 +86,8 @@ def prepare(
     published: Published = NOTHING,
     apart: bool = False,
 ) -> Prepared:
-    """What the trainer waits for. `texts` are typical sequences to probe as well. A call of all ranks."""
+    """The part of a publication that the trainer waits for. `texts` are typical sequences to probe too. A call of all
+    ranks."""
     return Prepared(version, *canary_of(learner, texts, dtype, published, apart=apart), apart)
 
 
@@ -134,7 +135,7 @@ def write_weights(
 
 
 def _write_adapters(directory: Path, adapters: Mapping[str, Tensor], learner: Learner, base: Base) -> list[str]:
-    """Returns the names of the files."""
+    """Writes adapters; returns the names of the files."""
     wanted = learner.settings.adapters
     assert wanted is not None, "without adapters a version is whole weights"
     lora.save(directory, adapters, wanted, base=learner.base)
@@ -163,13 +164,13 @@ def write_tensors(directory: Path, weights: Mapping[str, Tensor], *, shard_bytes
 
 
 def write_deltas(directory: Path, files: Mapping[str, Content], base: Path, former: Former) -> dict[str, Delta]:
-    """The differences to the files of the same name, if they are much smaller than the files."""
+    """Writes the deltas to the files of the same name, if they are much smaller than the files."""
     wanted = {
         name: former.manifest.files[name]
         for name, content in files.items()
         if name.endswith(safetensors_layout.SUFFIX)
         and name in former.manifest.files
-        # A host that has the same content needs nothing.
+        # A host that already has the same content needs no delta.
         and former.manifest.files[name].blake2b != content.blake2b
         # One request gets a file of a single piece.
         and len(content.pieces) > 1
@@ -191,7 +192,8 @@ def write_deltas(directory: Path, files: Mapping[str, Content], base: Path, form
 
 
 def _written(file: Path, parts: Sequence[memoryview]) -> Content:
-    """Writes the parts one after another, several pieces of the file at a time, and hashes each while it is at hand."""
+    """Writes the parts one after another, several pieces of the file at a time, and hashes each piece while it is in
+    the cache."""
     begins = [0, *itertools.accumulate(map(len, parts))]
     size = begins.pop()
 
@@ -211,7 +213,7 @@ def _written(file: Path, parts: Sequence[memoryview]) -> Content:
 
 
 def _write_at(descriptor: int, data: memoryview, at: int) -> None:
-    # A disk that is full may take a part only; the next call says so.
+    # A full disk may accept only a part; the next call then raises.
     while data:
         count = os.pwrite(descriptor, data, at)
         data, at = data[count:], at + count
@@ -222,7 +224,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def published_type(config: RunConfig) -> torch.dtype:
-    """The type of published weights. The model of `build` has none to save, and is computed in float32."""
+    """The type of published weights: by default 16 bits, but float32 for a model of `build`."""
     wanted: str = config.training.publication.precision
     if wanted == "auto":
         narrow = "float16" if config.training.precision == "float16" else "bfloat16"
@@ -232,9 +234,9 @@ def published_type(config: RunConfig) -> torch.dtype:
 
 
 def publishes_apart(config: RunConfig, learner: Learner) -> bool:
-    """Whether versions are adapters alone. Raises ConfigError if they must be and cannot."""
+    """Whether versions are adapters alone. Raises ConfigError if they must be, but cannot."""
     wanted = config.training.publication.adapters
-    # A server computes adapters again for each token, so it does that only if it was asked to.
+    # A server computes adapters again for each token, so this is done only if the configuration asks for it.
     by_itself = wanted == "auto" and config.engines.kind == "embedded"
     if learner.settings.adapters is None or not (by_itself or wanted == "apart"):
         return False
