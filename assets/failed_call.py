@@ -19,7 +19,7 @@ WITHIN_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A failed call, its replay, and what came of the fork of its record."""
+    """A failed call, its replay, and the outcome of the fork of its record."""
 
     call: str
     verdict: str

@@ -1,4 +1,5 @@
-"""An agent for a model that knows nothing: it asks a tool whatever the model says, and prefers words to other signs."""
+"""An agent for a model with random weights: it calls a tool whatever the model writes, and rewards letters over other
+characters."""
 
 from __future__ import annotations
 
@@ -21,6 +22,6 @@ class AsksAnyway(AgentLoop):
         return Outcome.ANSWERED
 
     async def evaluate_record(self, episode: EndedEpisode) -> float:  # type: ignore[override]
-        """The share of letters: what a model that knows nothing says differs in it."""
+        """The share of letters, in which outputs of a model with random weights differ."""
         said = "".join(episode.texts)
         return sum(one.isalpha() for one in said) / max(1, len(said))

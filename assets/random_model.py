@@ -1,6 +1,6 @@
 """Writes a Qwen3 with random weights in bfloat16: `python -m assets.random_model DIR [--layers 12] [--hidden 768]`.
 
-It has the architecture of a real model and knows nothing, so a whole run can be tried where no weights are.
+It has the architecture of a real model, so a whole run can be tried without downloading weights.
 """
 
 from __future__ import annotations

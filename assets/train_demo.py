@@ -69,7 +69,7 @@ class Result:
     recoveries: dict[str, float] = field(default_factory=dict)
     """Seconds after the kill of the sampler, by event."""
     forked: Forked | None = None
-    """What came of a failed tool call that was replayed, and whose record was forked."""
+    """The outcome of a failed tool call that was replayed, and whose record was forked."""
     problems: list[str] = field(default_factory=list)
     """The sums of the accounts that do not agree."""
 

@@ -29,19 +29,19 @@ class Figures:
     version: int | None = None
     """The newest version that engines serve."""
     rewards: tuple[float, ...] = ()
-    """Mean of each committed step."""
+    """The mean reward of each committed step."""
     committed: int = 0
     trained_records: int = 0
     """Records that committed steps trained."""
     staleness: float | None = None
-    """Mean over the tokens of the last step that trained, in publications."""
+    """The mean age of the tokens of the last step that trained, in publications."""
     tokens: int = 0
-    """Generated so far."""
+    """Tokens generated so far."""
     tool_calls: int = 0
     tool_errors: int = 0
-    """Those that failed for infrastructure."""
+    """Tool calls that failed for infrastructure."""
     held_out: dict[int, float] = field(default_factory=dict)
-    """Mean by version, of complete evaluations."""
+    """The mean held-out reward by version, of complete evaluations."""
 
 
 class RunStore:
@@ -70,7 +70,7 @@ class RunStore:
         return (int(found[0]["steps"]), int(found[0]["records"])) if found else (0, 0)
 
     def ended_attempts(self) -> int:
-        """By a cheap query."""
+        """Counts ended attempts, by a cheap query."""
         try:
             return self._ask(self._opened().count("Record", {"outcome": {"$ne": ""}}))
         except AgentrlError:

@@ -2,5 +2,5 @@
 
 import gc
 
-# What is imported stays: to look for garbage in it after every 700 objects is a sixth of a trainer's start.
+# Imported objects stay, and looking for garbage in them after every 700 objects takes a sixth of a trainer's start.
 gc.set_threshold(50_000, 20, 50)

@@ -4,7 +4,7 @@ lines of JSON.
 Invariants:
 - Each finding is written as soon as it is found, and each probe before it begins: if this process dies, the command
   that started it knows what was tried, and starts another one for the rest.
-- A sign of life is written every second, also while the code of an environment holds up everything else.
+- A sign of life is written every second, even while the code of an environment blocks everything else.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ SLOTS = 1_000
 ROWS = 8
 ALIVE_EVERY_S = 1.0
 LATE_S = 0.25
-"""Code that blocks the event loop for as long is a fault."""
+"""Code that blocks the event loop for this long is a fault."""
 LOOK_EVERY_S = 0.02
 _FRAME = re.compile(r'File "(.+)", line (\d+) in')
 
 
 class _WrittenFindings(Findings):
-    """They are written when they are found."""
+    """Writes findings as soon as they are found."""
 
     def __init__(self, environment: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _WrittenFindings(Findings):
 
 
 async def main(config: RunConfig, asked: dict[str, Any]) -> bool:
-    """False if an episode does not end, so that another process has to go on."""
+    """Returns False if an episode does not end, so that another process must continue."""
     user_tasks.install()
     begun = leaks.Begun()
     user_code.load(config)
@@ -119,7 +119,7 @@ async def _check(kit: Kit, name: str, asked: dict[str, Any]) -> None:
 
 
 def _died(died: dict[str, Any], crash_file: Path) -> None:
-    """What the process before this one died of."""
+    """The finding for the death of the process before this one."""
     place = _last_line_of_a_user(crash_file.read_text(errors="replace"))
     signal = -int(died["status"])
     if died["hung"]:
@@ -175,4 +175,4 @@ if __name__ == "__main__":
     keep_messages_apart()
     code = run(sys.stdin.readline())
     sys.stderr.flush()
-    os._exit(code)  # Threads that an environment started do not hold this up.
+    os._exit(code)  # Ends even if an environment left threads running.

@@ -43,7 +43,7 @@ def main() -> int:
     state_dir = args.state_dir.absolute()
     known = read_run(state_dir)
     if known is not None and os.environ.get("AGENTRL_RUN") != known.uuid:
-        # The mark must be in /proc/PID/environ from the start of the process, so it executes itself again.
+        # The mark must be in /proc/PID/environ from the start of the process, so the program executes itself again.
         environ = {**os.environ, "AGENTRL_RUN": known.uuid}
         os.execve(sys.executable, [sys.executable, "-m", "daemons.coordinator", *sys.argv[1:]], environ)
     try:

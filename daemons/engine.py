@@ -97,12 +97,13 @@ async def main(unit: Unit) -> None:
 
 
 def _only_evaluates(unit: Unit, config: RunConfig) -> bool:
-    """The unit after those that the run file counts is for evaluations; others come only by `agentrl scale`."""
+    """Whether this unit is only for evaluations: it is the first one after the count in the run file; others exist only
+    after `agentrl scale`."""
     return config.evaluation.engine != "shared" and unit.slot == config.engines.count
 
 
 def _report_version(unit: Unit, config: RunConfig, version: int) -> None:
-    # What is pinned is old on purpose, and would be reported as lagging behind.
+    # Pinned versions are old on purpose, and would otherwise be reported as lagging behind.
     if not _only_evaluates(unit, config):
         unit.weights = version
 
@@ -147,13 +148,13 @@ async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -
         async with _forwarding(config) as forwarding, listening(build_app(forwarding, token)) as url:
             yield RunningEngine(forwarding, url)
         return
-    # Imported here, because torch is heavy and servers have their own.
+    # Imported late, because torch is heavy and servers have their own.
     import torch
 
     from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 
     torch.set_num_threads(config.engines.threads)
-    # Those beside servers are on processors.
+    # Embedded engines beside servers run on CPUs.
     on_gpu = config.engines.kind == "embedded" and bool(config.engines.gpus)
     if on_gpu and not torch.cuda.is_available():
         raise ConfigError(
@@ -176,7 +177,7 @@ async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -
 
 @contextlib.asynccontextmanager
 async def _forwarding(config: RunConfig) -> AsyncIterator[VllmEngine | OpenAiEngine]:
-    """An engine whose calls this unit passes on to a server."""
+    """An engine that passes calls on to a server."""
     served = (VllmEngine if config.engines.kind == "vllm" else OpenAiEngine)(
         config.engines, context=config.sampling.context
     )

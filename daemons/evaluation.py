@@ -2,9 +2,9 @@
 writes lines of JSON.
 
 Invariants:
-- What is in the file of results already is not done again; each attempt is in it as soon as it ended.
+- Attempts that are already in the file of results are not repeated; each attempt is written as soon as it ends.
 - Engine, toolbox, agent loop, limits and scorers are those of a run.
-- Whatever goes wrong is the last line, as a sentence.
+- If anything goes wrong, the last line reports it as a sentence.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def main(config: RunConfig, asked: Mapping[str, Any]) -> None:
 
 
 async def _all(around: Surroundings, far: Progress, wanted: Sequence[Wanted], file: ResultsFile, at_once: int) -> None:
-    """The next ones begin as others end, so that a long list costs no memory."""
+    """Yields attempts one at a time: the next ones begin as others end, so a long list needs no memory."""
     rest = iter(enumerate(wanted, 1))
     settings = trial_program.settings_of(around.config)
 
@@ -89,7 +89,7 @@ async def _all(around: Surroundings, far: Progress, wanted: Sequence[Wanted], fi
             for _ in range(min(at_once, len(wanted))):
                 group.create_task(one_after_another(), name="attempts")
     except ExceptionGroup as several:
-        raise several.exceptions[0] from several  # One is enough, such as that the file cannot be written.
+        raise several.exceptions[0] from several  # One error is enough, for example that the file cannot be written.
 
 
 async def _make(around: Surroundings, model: str, one: Wanted, number: int, settings: EpisodeSettings) -> Attempt:
@@ -120,7 +120,8 @@ async def _make(around: Surroundings, model: str, one: Wanted, number: int, sett
 
 
 def _wanted(config: RunConfig, asked: Mapping[str, Any]) -> Iterator[Wanted]:
-    """The first attempt at each task comes first: an evaluation that is stopped has seen all of them."""
+    """The wanted attempts, the first attempt at each task first, so that an evaluation that is stopped has covered all
+    tasks."""
     settings = from_config(config)
     rule = settings.sampling_of_evaluation()
     model = asked["url"] or attempts.digest_of_model(Path(asked["directory"]))
@@ -145,7 +146,7 @@ def _wanted(config: RunConfig, asked: Mapping[str, Any]) -> Iterator[Wanted]:
 
 
 def _rows(config: RunConfig, name: str, limit: int) -> list[datasets.Row]:
-    """Those that are held out; of a dataset without any, all."""
+    """The held-out rows; all rows if the dataset has no held-out ones."""
     environment = config.environments[name]
     rows = datasets.read(environment.dataset)
     rows = held_out_rows(environment, rows) or rows

@@ -42,7 +42,7 @@ class FilesDaemon:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until the input ends."""
+        """Runs until the input ends."""
         lines = asyncio.StreamReader(limit=1 << 24)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
         sockets = {
@@ -91,7 +91,7 @@ class FilesDaemon:
         except msgspec.MsgspecError as broken:
             log.warning("a connection is closed: %s", broken)
         except Exception:
-            # The boundary of a request: whatever another host asks for, the others are served.
+            # The boundary of a request: a bad request of one host must not affect the others.
             log.exception("a connection failed")
         finally:
             writer.transport.abort()

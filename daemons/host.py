@@ -1,7 +1,7 @@
 """The host agent: `python -m daemons.host --state-dir S --run-dir R --with-coordinator`.
 
 On another host than the coordinator's: `--key FILE --name NAME` instead of `--with-coordinator`. `--probe ready` and
-`--probe live` say how the agent of a state directory is, for Kubernetes and other watchers.
+`--probe live` report the state of the agent of a state directory, for Kubernetes and other monitors.
 
 This file takes the lock and starts the coordinator before it imports the host agent (`host_main_loop`): while the
 agent imports its modules the coordinator imports its own, which shortens `agentrl up`.
@@ -54,7 +54,7 @@ def run_uuid(args: argparse.Namespace) -> str:
 
 
 def probe(args: argparse.Namespace) -> int:
-    """Print why the agent is not so, and return 1."""
+    """Print why the agent is not in that state, and return 1."""
     from agentrl.host import condition
 
     state = args.state_dir
@@ -70,7 +70,8 @@ def probe(args: argparse.Namespace) -> int:
 
 
 def refuse_journal_of_another_version(state: Path) -> None:
-    """Raises VersionMismatchError before anything starts: a coordinator would be refused again and again."""
+    """Raises VersionMismatchError before anything starts, because a coordinator would be refused again at each
+    start."""
     journal = state / "journal.sqlite"
     if journal.exists():
         from agentrl.control.persistence.journal import refuse_other_version
@@ -79,7 +80,7 @@ def refuse_journal_of_another_version(state: Path) -> None:
 
 
 def start_coordinator_early(args: argparse.Namespace, uuid: str) -> int:
-    """Start the coordinator and return its pid; 0 if one lives or it cannot be started, which the watchdog then
+    """Start the coordinator and return its pid; 0 if one is running or it cannot be started, which the watchdog then
     handles.
     """
     if not args.with_coordinator or living_coordinator(args.state_dir) is not None:
@@ -136,7 +137,7 @@ def main() -> int:
             args.key = args.key / f"{args.name}.key"
         uuid = run_uuid(args)
         if os.environ.get("AGENTRL_RUN") != uuid:
-            # The mark must be in /proc/PID/environ from the start of the process, so it executes itself again.
+            # The mark must be in /proc/PID/environ from the start of the process, so the program executes itself again.
             os.execve(
                 sys.executable,
                 [sys.executable, "-m", "daemons.host", *sys.argv[1:]],

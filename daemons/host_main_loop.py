@@ -52,7 +52,7 @@ def key_for_units(path: Path, own: ClientKey) -> ClientKey:
 
 
 def _on_end_of(pid: int, act: Callable[[], None]) -> None:
-    """Call `act` once that process has ended."""
+    """Call `act` when that process has ended."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -100,7 +100,7 @@ async def _run(
 def _connected_agent(
     args: argparse.Namespace, home: Home, key: ClientKey | None, lock: AgentLock, finished: asyncio.Event
 ) -> tuple[Agent, Dealer]:
-    """The agent and its socket, which call each other. Neither has begun."""
+    """The agent and its socket, which call each other. Neither is started yet."""
     dealer = Dealer(
         home.coordinator,
         key=key,
@@ -120,7 +120,7 @@ def _connected_agent(
 
 
 def _end_in_order(args: argparse.Namespace, agent: Agent, finished: asyncio.Event) -> Callable[..., None]:
-    """What ends the agent, with the reason: also the signals from now on."""
+    """Ends the agent in order, with the reason. From now on signals do this too."""
     told = "its container was stopped" if ends_with_process_1() else "its host agent got SIGTERM"
 
     def end(why: str = told) -> None:

@@ -1,6 +1,6 @@
 """Lines of JSON by which a program reports to the command that started it.
 
-Invariant: what code of users prints is no message.
+Invariant: output of users' code is never taken for a message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _messages: TextIO | None = None
 
 
 def keep_messages_apart() -> None:
-    """Standard output is for messages from now on. What code of users prints goes to standard error."""
+    """From now on standard output is for messages. Output of users' code goes to standard error."""
     global _messages
     sys.stdout.flush()
     _messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -24,7 +24,7 @@ def keep_messages_apart() -> None:
 
 def tell(event: str, **fields: Any) -> None:
     """One line of JSON for the command that started this program."""
-    # In one piece: a thread that shows life writes, too.
+    # In one piece, because the thread that shows signs of life writes too.
     messages = _messages or sys.stdout
     messages.write(json.dumps({"event": event, **fields}, default=str) + "\n")
     messages.flush()

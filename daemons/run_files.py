@@ -1,4 +1,5 @@
-"""Where the units of a run find its files: in its directory, into which their host gets what it does not share."""
+"""Finds the files of a run for its units: in the run's directory, into which the host fetches files that it does not
+share."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ log = logging.getLogger("files")
 
 
 async def prepared(unit: Unit, role: str) -> tuple[UnitFiles, RunConfig]:
-    """The configuration in force, once everything that the role reads is on this host."""
+    """Returns the configuration in force when all files that the role reads are on this host."""
     files = UnitFiles.of_this_unit(unit.status)
     with unit.phase("getting the files of the run", at_most_s=PREPARED_WITHIN_S):
         while True:
@@ -44,7 +45,8 @@ async def prepared(unit: Unit, role: str) -> tuple[UnitFiles, RunConfig]:
 
 
 async def keep_newest_checkpoint(database: Database, files: UnitFiles) -> None:
-    """Keeps a copy of it on this host, so that it outlives that of a trainer elsewhere. Runs until cancelled."""
+    """Keeps a copy of the newest checkpoint on this host, so that it survives the loss of the trainer's host. Runs
+    until cancelled."""
     problem = ""
     while True:
         try:
@@ -71,7 +73,7 @@ class EngineFiles:
         """The directory of the base that versions of adapters change."""
 
     async def bring(self, announced: Announced) -> None:
-        """Returns when they are on this host. Raises WeightsRefusedError for a damaged manifest."""
+        """Returns when the weights are on this host. Raises WeightsRefusedError for a damaged manifest."""
         try:
             if (base := announced.manifest.base) is not None:
                 self._base = [str(base.beside(Path(announced.path)))]

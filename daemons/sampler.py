@@ -132,7 +132,7 @@ def _context(
 async def _first_chat_format(
     unit: Unit, config: RunConfig, database: Database, lease: Lease, files: UnitFiles
 ) -> ChatFormat | None:
-    """Of the first published model. Returns None if this sampler is drained before."""
+    """The chat format of the first published model; None if this sampler is drained before that."""
     keeping = asyncio.create_task(lease.keep(), name="keep the lease")
     waiting = unit.wait("the first weights", on="trainer-0", at_most_s=FIRST_WEIGHTS_WITHIN_S)
     try:

@@ -2,7 +2,7 @@
 
 Invariants:
 - The unit is ready when it listens. It is incomplete until every server has come up or failed to.
-- A server that does not come up is a problem of the unit, is named in the Service document, and is tried again.
+- A server that does not start is a problem of the unit, is named in the Service document, and is tried again.
 - A drain takes no new sessions and lets open ones end, if there is a sampler or another caller that may use them.
 """
 
@@ -42,14 +42,14 @@ NO_PROGRESS_AT_MOST_S = 60.0
 DRAIN_WITHIN_S = 30.0
 LEAVE_WITHIN_S = 10.0
 LEFT_AFTER_S = 2.0
-"""Sessions without a sampler that were used more recently belong to a caller outside of the run."""
+"""If there is no sampler, sessions that were used more recently belong to a caller outside of the run."""
 
 
 async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A toolbox needs the state directory of its run.", hint="Start it with `agentrl up`.")
     log_format.set_up()
-    # The SDK logs tracebacks for what servers do wrong; the toolbox logs one sentence.
+    # The SDK logs tracebacks for faults of servers; the toolbox logs one sentence.
     for noisy in ("mcp", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     _, config = await run_files.prepared(unit, "toolbox")
@@ -98,9 +98,9 @@ async def _following(reporter: ServiceReporter) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _outside(unit: Unit, toolbox: Toolbox, access: OutsideAccess) -> AsyncIterator[None]:
-    """Serve programs outside of the run; episodes go on if that is not possible."""
+    """Serve programs outside of the run. If that is not possible, episodes go on."""
     async with contextlib.AsyncExitStack() as serving:
-        # A second toolbox of the run would find the port taken.
+        # Only one toolbox, because a second one would find the port taken.
         if access.port and unit.name.endswith("-0"):
             problem = ""
             try:
@@ -159,7 +159,8 @@ async def _drain(unit: Unit, toolbox: Toolbox, reporter: ServiceReporter, databa
 
 
 async def _is_left(toolbox: Toolbox, database: Database) -> bool:
-    """Whether the open sessions wait for samplers that will not come: samplers leave them to their successors."""
+    """Whether the open sessions wait for samplers that will not come. Samplers that end leave their sessions to their
+    successors."""
     if toolbox.idle_s < LEFT_AFTER_S:
         return False
     try:

@@ -10,7 +10,7 @@ from agentrl.unit import Unit
 
 
 def export(config: RunConfig, unit: Unit) -> None:
-    """Until the process ends. Nothing is imported without an endpoint."""
+    """Exports until the process ends. Without an endpoint nothing is imported."""
     if config.tracing.endpoint:
         from agentrl.tracing import otlp_export
 

@@ -70,7 +70,7 @@ async def train(unit: Unit, database: Database, config: RunConfig) -> None:
 
 
 async def follow(unit: Unit, config: RunConfig, files: UnitFiles) -> None:
-    """Rank 0 decides what is done and when it ends, also after a drain, which reaches all ranks."""
+    """Follow rank 0, which decides what is done and when it ends, even after a drain, which all ranks receive."""
     settings, loop = settings_of(config), asyncio.get_running_loop()
 
     def bring(directory: str, contents: Mapping[str, Content]) -> None:

@@ -1,9 +1,10 @@
 """Tries episodes without a run: `python -m daemons.trial`, which reads what to try as JSON and writes lines of JSON.
 
 Invariants:
-- There is no coordinator, no database and no port beyond this machine; nothing is left but what tools did outside.
+- There is no coordinator, no database and no port that is open to other machines; nothing is left except what tools did
+  outside of their sessions.
 - Engine, toolbox, agent loop and scorers are those of a run.
-- Whatever goes wrong is the last line, as a sentence.
+- If anything goes wrong, the last line reports it as a sentence.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ async def _try(
 
 
 async def _until_stopped(program: Program, config: RunConfig, asked: Mapping[str, Any]) -> None:
-    """The servers of tools end in order when a person interrupts this."""
+    """Lets tool servers end in order when a person interrupts the program."""
     trying = asyncio.ensure_future(program(config, asked))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, trying.cancel)
@@ -77,7 +78,7 @@ async def _until_stopped(program: Program, config: RunConfig, asked: Mapping[str
 
 
 def run(lines: Sequence[str], program: Program = main) -> int:
-    """The whole of a program that a command starts; returns its exit code."""
+    """Runs a whole program that a command started; returns its exit code."""
     asked = json.loads(lines[0])
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     began = time.monotonic()

@@ -1,7 +1,7 @@
-"""What episodes without a run need around them: the words of a model, tool servers, tasks.
+"""The services that episodes without a run need: the text format of a model, tool servers, tasks.
 
 Invariants:
-- No port beyond this machine is opened, and everything ends with its context.
+- No port is open to other machines, and everything ends with its context.
 - Nothing here imports torch: an episode whose turns are written beforehand needs no model.
 """
 
@@ -82,31 +82,31 @@ async def tasks_of(config: RunConfig, name: str, count: int) -> list[Task]:
 
 
 async def with_images(config: RunConfig, tasks: list[Task]) -> list[Task]:
-    """With the images of their rows, which the model of this process can read."""
+    """Loads the images of the rows, which the model of this process can read."""
     return await task_images.named(_shelf.put, tasks, limits_of(config))
 
 
 def without_token_limits(task: Task) -> Task:
-    """For a model whose tokens are not those of the template: what it writes is not cut off by them."""
+    """For a model with another tokenizer than the template: its output must not be cut by limits on tokens."""
     sampling = {**task.sampling, "max_tokens_per_call": 1 << 20, "context": 1 << 24}
     return msgspec.structs.replace(task, sampling=sampling)
 
 
 @dataclass(frozen=True, slots=True)
 class TriedModel:
-    """The model of episodes without a run; if nothing is given, that of the configuration."""
+    """The model of episodes without a run; by default the one of the configuration."""
 
     replies: Sequence[str] = ()
     """The turns of each episode, instead of a model."""
     url: str = ""
     """An OpenAI-compatible address, such as `http://127.0.0.1:8000/v1`; its key is in OPENAI_API_KEY."""
     name: str = "default"
-    """Of the model at the address."""
+    """The name of the model at the address."""
 
 
 @contextlib.asynccontextmanager
 async def surroundings(config: RunConfig, model: TriedModel, *, at_once: int) -> AsyncIterator[Surroundings]:
-    """What episodes without a run need; `at_once` is how many of them run side by side.
+    """The services that episodes without a run need; `at_once` is how many episodes run in parallel.
 
     The code of the environments must be loaded (`user_code.load`). It is guarded while this is entered.
     """
@@ -190,7 +190,7 @@ async def toolbox(config: RunConfig, run_dir: Path) -> AsyncIterator[SamplerTool
     if not config.tools:
         yield None
         return
-    # What speaks MCP takes a third of a second to import.
+    # Imported late, because the MCP SDK takes a third of a second to import.
     from daemons.trial_toolbox import running
 
     async with running(config, run_dir) as client:

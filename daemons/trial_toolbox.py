@@ -1,6 +1,6 @@
 """The tool servers of episodes without a run, in the process that plays them.
 
-Invariant: no port beyond this machine is opened, and the servers end with their context.
+Invariant: no port is open to other machines, and the servers end with their context.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tunnel of a host: `python -m daemons.tunnel --host NAME --entrance PATH --bind ADDRESS --port N`.
 
-The host agent starts it. It writes lines of JSON: its certificate request and the port of its exit, again when it wants
-another certificate. It reads lines of JSON: certificates and the hosts of the run (`peers`), and entrances of their own
+The host agent starts it. It writes lines of JSON: its certificate request and the port of its exit, and again when it
+needs a new certificate. It reads lines of JSON: certificates, the hosts of the run (`peers`), and separate entrances
 for single ports (`forward`). It ends with its input.
 """
 
@@ -38,7 +38,7 @@ class TunnelDaemon:
         self.tunnel = Tunnel(host, entrance, is_of_run=ListeningPorts(os.environ.get("AGENTRL_RUN", "")).has)
 
     async def run(self) -> None:
-        """Until the input ends."""
+        """Runs until the input ends."""
         await self.tunnel.open_entrance()
         renewing = asyncio.create_task(self._renew(), name="renew")
         lines = asyncio.StreamReader(limit=1 << 24)
@@ -63,7 +63,8 @@ class TunnelDaemon:
         try:
             coming, going = self._key.contexts(line["certificate"], line["authority"])
         except ssl.SSLError as refused:
-            # Made for the key of a tunnel that ran here before; this one's own is on its way.
+            # The certificate was made for the key of a tunnel that ran here before; the one for this tunnel will
+            # follow.
             log.info("a certificate is not for this key: %s", refused)
             return
         self.tunnel.configure(coming, going, line["peers"])
@@ -84,7 +85,7 @@ def main() -> int:
     try:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         listener = socket.create_server((bind, args.port), family=family)
-        # Its connections inherit it: what passes must not wait for the acknowledgement of what passed before.
+        # Its connections inherit TCP_NODELAY, so that data need not wait until earlier data is acknowledged.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as failed:
         print(f"tunnel: {bind} port {args.port} cannot be listened on: {failed.strerror}", file=sys.stderr)

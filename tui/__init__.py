@@ -2,5 +2,5 @@
 
 import os
 
-# Textual paints at the next tick of this rate, also after a key. The ticks come only when there is something to paint.
+# Textual paints at the next tick of this rate, even after a key. It ticks only when there is something to paint.
 os.environ.setdefault("TEXTUAL_FPS", "200")

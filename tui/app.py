@@ -4,7 +4,7 @@ Invariants:
 - Only the registry of actions decides what a key does.
 - Keys that come before a view is composed, or that need rows which have not come yet, wait for them in their order. A
   key that needs neither acts at once, and those that wait are dropped.
-- A fault in one view is written to a file and shown, and the rest of the console goes on.
+- A fault in one view is written to a file and shown, and the rest of the console keeps working.
 - The console survives its coordinator, and its own end does not end the run.
 - While the console switches to another run, it queries, paints and sends nothing.
 """
@@ -100,7 +100,7 @@ class Console(App[int]):
         self._leaving = False
         """The console is between two runs."""
         self.faults: dict[str, str] = {}
-        """The sentence on each fault of a part of the console, by what it was doing and the error."""
+        """The sentence on each fault of a part of the console, by the activity of that part and the error."""
         self._waiting: list[events.Key] = []
         """Keys that wait for a view or its rows, or for the end of a dialog."""
         self._closes_first: Screen[Any] | None = None
@@ -149,7 +149,7 @@ class Console(App[int]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.exit, TERMINATED)
         if not gc.get_freeze_count():
-            # A garbage collection of all imported objects takes 0.1 s, in which a key would wait.
+            # A garbage collection of all imported objects takes 0.1 s, during which a key would wait.
             gc.freeze()
         self._listen()
         self.set_interval(1 / PAINTS_PER_S, self._paint, name="paint")
@@ -273,7 +273,8 @@ class Console(App[int]):
         await super().on_event(event)
 
     def _close_dialog_first(self, event: events.Key) -> events.Key:
-        """An escape and a key soon after it: returns the escape; the key waits until the dialog is closed."""
+        """Handles an escape that was followed closely by a key: returns the escape; the key waits until the dialog is
+        closed."""
         plain = event.key.removeprefix(ALT)
         action = self._action_of(plain)
         if action is not None and not action.changes_the_run:
@@ -290,7 +291,7 @@ class Console(App[int]):
         if len(self.screen_stack) != 1 or self._leaving or isinstance(self.focused, Input):
             return False
         action = self._action_of(event.key)
-        # It may have another meaning in the view or the dialog that a key before it opens.
+        # The key may have another meaning in the view or dialog that an earlier key opens.
         overtakes = event.key.startswith(ALT) if action is None else action.overtakes
         waits = bool(self._waiting) and not overtakes
         if action is not None and action.needs_rows:
@@ -307,7 +308,7 @@ class Console(App[int]):
             self._waiting.append(event)
 
     async def take_waiting_keys(self) -> None:
-        """Take the keys that waited, until one has to wait again."""
+        """Take the keys that waited, until one must wait again."""
         if self._closes_first is not None:
             if self._closes_first in self.screen_stack:
                 return
@@ -395,7 +396,7 @@ class Console(App[int]):
 
     @contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
-        """The boundary of one action: a fault in it must not end the rest."""
+        """The boundary of one action: a fault in it must not end the console."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the boundary of one action
@@ -405,7 +406,7 @@ class Console(App[int]):
         """Write the traceback of a fault in one part to a file. Returns the sentence about it."""
         known = f"{doing}: {error!r}"
         if known not in self.faults:
-            # The same fault may come back at every paint.
+            # The same fault may occur again at every paint.
             where = _write_traceback("".join(traceback.format_exception(error)))
             self.faults[known] = f"A fault of the console in {known}; {where}. The rest of the console goes on."
         return self.faults[known]

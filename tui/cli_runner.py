@@ -1,4 +1,4 @@
-"""Contains the actions that run `agentrl` as a process: bring a run up, make it equal to a run file, make a key.
+"""Contains the actions that run `agentrl` as a process: bring a run up, apply a run file, make a key.
 
 Invariants:
 - The process has a session of its own: it outlives the console and gets no key presses of its terminal.

@@ -2,9 +2,9 @@
 
 Invariants:
 - No command is sent while the feed, or the list from which the target was chosen, is stale.
-- No command is sent without permission or without the consent that its effect requires: none and reversible effects
-  need no question; a disruptive one shows its consequences; a destructive one wants the run's name typed; a scientific
-  one wants a note.
+- No command is sent without permission or without the consent that its effect requires: effects of the tiers none and
+  reversible need no question; a disruptive one shows its consequences; a destructive one requires the person to type
+  the run's name; a scientific one requires a note.
 - If the effect became more dangerous while the person decided, the console asks again.
 - The target was fixed at the key press.
 """

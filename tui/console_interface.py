@@ -26,7 +26,8 @@ A = TypeVar("A")
 
 
 def work(function: Callable[..., Awaitable[None]], *args: object) -> Callable[[], Awaitable[None]]:
-    """A call for a worker. Not a coroutine: one of a worker that is replaced before it begins is never awaited."""
+    """A call for a worker. It is not a coroutine, because the coroutine of a worker that is replaced before it begins
+    would never be awaited."""
     return partial(function, *args)
 
 
@@ -63,7 +64,7 @@ class Host(Protocol):
     def connection(self) -> Connection | PlaybackConnection: ...
     @property
     def playback(self) -> Playback | None:
-        """The playback that takes the place of a live run."""
+        """The playback that replaces a live run."""
 
     @property
     def notices(self) -> Notices: ...
@@ -102,7 +103,7 @@ class Host(Protocol):
     def push_screen(self, screen: Screen[A], callback: Callable[[A | None], None] | None = None) -> Any: ...
     async def push_screen_wait(self, screen: Screen[A]) -> A: ...
     def guarded(self, doing: str) -> AbstractContextManager[None]:
-        """The boundary of one part: a fault in it is written to a file and shown, and the rest goes on."""
+        """The boundary of one part: a fault in it is written to a file and shown, and the rest keeps working."""
 
     def run_worker(
         self,

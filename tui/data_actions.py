@@ -1,6 +1,7 @@
 """Actions on the data of a run: records, tool calls, replays, reviews, tool servers, tasks, checkpoints.
 
-Invariant: what the steward or a toolbox answers is in no recording, so a recording does not offer it.
+Invariant: recordings do not contain answers of the steward or a toolbox, so these actions are not offered in a
+recording.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _fork(view: Calls | CallPage | Replays | ReplayPage | RecordPage) -> None:
 
 
 def _replay(view: Calls | CallPage) -> None:
-    """Replay the call of a page; of a list the marked calls, or the selected one."""
+    """Replay the call of a page; in a list, the marked calls or the selected one."""
     if isinstance(view, CallPage):
         replay(view, [view.call], arguments=view.arguments)
         return
@@ -66,7 +67,7 @@ def _replay(view: Calls | CallPage) -> None:
 
 _ = action
 DATA_ACTIONS: tuple[Action, ...] = (
-    # what the steward answers, so no recording has it
+    # answers of the steward, which no recording has
     *live(
         *at(
             "records",

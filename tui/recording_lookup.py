@@ -30,7 +30,7 @@ ALWAYS = "@demo"
 DEMO = "demo"
 """Also means the shipped recording, if no run has this name."""
 OF_A_RUN, THE_SHIPPED = "run's recording", "shipped recording"
-"""Its name in the banner."""
+"""The name of the kind of recording in the banner."""
 _MINUTE_S = 60.0
 
 

@@ -1,7 +1,7 @@
 """Files of evaluations that this console shows.
 
-Invariants: a file that did not change is not read again; what a person opened is remembered as long as the console
-lives, also when it goes to another run.
+Invariants: a file that did not change is not read again; files that a person opened are remembered as long as the
+console runs, even if it switches to another run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrl.protocol.evaluation_commands import Attempt
 class ResultFiles:
     def __init__(self) -> None:
         self.opened: list[str] = []
-        """By a person."""
+        """Files that a person opened."""
         self._known: dict[str, tuple[tuple[int, int], list[Attempt]]] = {}
 
     async def read(self, file: str) -> list[Attempt]:

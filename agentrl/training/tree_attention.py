@@ -107,8 +107,8 @@ def runs_of(ends: Array) -> tuple[Run, ...]:
 
 
 def block_mask(ends: Array, device: torch.device, places: Sequence[slice] = ()) -> BlockMask:
-    """Which blocks of keys a block of queries sees wholly or in part, from the ends of each block alone. `places`: of
-    the queries; without them, all."""
+    """Which blocks of keys a block of queries sees wholly or in part, from the ends of each block alone. `places`:
+    those of the queries; empty means all."""
     length = len(ends)
     in_blocks = ends.reshape(-1, BLOCK)
     count = len(in_blocks)
@@ -199,7 +199,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 class _ByRuns(torch.autograd.Function):
-    """The tokens of a run see each other causally, and all that descend from it see the whole run.
+    """The tokens of a run see each other causally, and all its descendants see the whole run.
 
     So each run is a key of two calls on slices, and a query's result is merged from one call for each run above it.
     The gradient of a part of softmax attention needs only the result and the log-sum-exp of the whole.

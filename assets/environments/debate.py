@@ -1,4 +1,4 @@
-"""A debate: two agents argue side by side, and a third decides."""
+"""A debate: two agents argue in parallel, and a third decides."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A game with a state: find a number by what the tool says of a guess."""
+"""A game with a state: find a number with the hints that the tool gives on each guess."""
 
 import agentrl as rl
 

@@ -224,7 +224,7 @@ _WITH_INTERVAL = ("reward_mean", "evaluation")
 
 
 def interval(found: Sequence[Point], metric: str, part: Sequence[Point]) -> str:
-    """The 95 % interval of a mean score: that of the evaluation if it has one, else of the last ten steps."""
+    """The 95 % interval of a mean score: the one of the evaluation if it has one, otherwise of the last ten steps."""
     if metric not in _WITH_INTERVAL or not part:
         return ""
     margin = part[-1].metrics.get(f"{metric}_margin")

@@ -2,7 +2,7 @@
 
 Invariants:
 - Both kinds have the same columns and figures.
-- An evaluation that is not complete shows how far it is beside its figures.
+- An evaluation that is not complete shows its progress beside its figures.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tui.model.table import Column, SortKey, text_column
 
 BAR = 10
 MOST_TASKS = 40
-"""Tasks that a page lists."""
+"""The most tasks that a page lists."""
 MOST_MOVED = 12
 PARTS: tuple[By, ...] = ("environment", "tag", "difficulty")
 _UNSORTED = {"tag": "no tag", "difficulty": "no difficulty"}
-"""The only part of results whose tasks say nothing."""
+"""The names of the part of results whose tasks have no tag or difficulty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _note(row: EvaluationRow, newest: str) -> str:
 def of_file(
     file: str, attempts: Sequence[Attempt], progress: Progress | None, now: float, begin: int
 ) -> list[Evaluation]:
-    """`begin`: how many rows come before."""
+    """`begin`: how many rows come before these."""
     found = summaries(attempts)
     models = models_of(attempts)
     if progress is not None and progress.model not in models:
@@ -145,7 +145,7 @@ def _stopped(progress: Progress | None, now: float) -> str:
 
 
 def summary_of_nothing(model: str) -> Summary:
-    """Of a model before its first attempt has ended."""
+    """The summary of a model before its first attempt has ended."""
     return Summary(
         model=model,
         part="",
@@ -289,7 +289,7 @@ def _tasks(attempts: Sequence[Attempt], width: int) -> list[Line]:
 
 
 def _mean_of(attempts: Sequence[Attempt]) -> float:
-    """Below any score if there is none."""
+    """The mean; without scores, a value below any score."""
     scores = [one.score for one in attempts if one.score is not None]
     return sum(scores) / len(scores) if scores else -1.0
 
@@ -299,7 +299,8 @@ def _moved(difference: float) -> Span:
 
 
 def comparisons(first: Sequence[Attempt], second: Sequence[Attempt]) -> dict[By, list[Compared]]:
-    """By environment, and by what the tasks of both say of themselves. Raises ConfigError without a task in common."""
+    """Comparisons by environment, and by the tags and difficulties of the tasks. Raises ConfigError if both have no
+    task in common."""
     found = {PARTS[0]: compared(first, second, PARTS[0])}
     for by in PARTS[1:]:
         try:
@@ -310,7 +311,7 @@ def comparisons(first: Sequence[Attempt], second: Sequence[Attempt]) -> dict[By,
 
 
 def of_comparison(first: str, second: str, parts: dict[By, list[Compared]], width: int) -> list[Line]:
-    """What the test says, over all tasks and by their parts; then the tasks that moved most."""
+    """The result of the test over all tasks and over their parts; then the tasks that changed most."""
     lines = list[Line]()
     for by in PARTS:
         found = parts.get(by, [])

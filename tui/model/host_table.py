@@ -1,4 +1,4 @@
-"""Defines the columns of hosts, and in lines what runs on one and what waits for a place."""
+"""Defines the columns of hosts, and formats what runs on a host and what waits for a place."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def groups_of(mirror: Mirror) -> Groups:
 
 
 def units_of(mirror: Mirror, host: str) -> list[UnitRow]:
-    """The units with a process there, or what may be left of one."""
+    """The units that have, or may have left, a process there."""
     return [unit for unit in mirror.units if unit.host == host and unit.state not in _ELSEWHERE]
 
 
@@ -91,7 +91,7 @@ _ELSEWHERE = (UnitState.PENDING, UnitState.STOPPED, UnitState.BACKOFF, UnitState
 
 
 def faults(row: HostRow) -> str:
-    """What is wrong with the host; empty if nothing is."""
+    """What is wrong with the host; empty if nothing is wrong."""
     fills = f"its disk is full in {age(row.disk_full_in_s)}" if row.disk_full_in_s is not None else ""
     return "; ".join(part for part in (row.reason, row.disk_full, fills, clock_text(row), stray(row)) if part)
 

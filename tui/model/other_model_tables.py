@@ -1,8 +1,8 @@
-"""Defines the rows of other models: what judges, users and summaries did and cost, and the services that answer.
+"""Defines the rows of other models: the calls and costs of judges, users and summaries, and their services.
 
 Invariants:
-- A model of the run file that was not asked yet has a row, too.
-- The state of a model is that of the first of its services that is asked now.
+- A model of the run file has a row even if it was not asked yet.
+- The state of a model is the state of its first service that may be asked now.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _in_order(use: Use, now: float) -> int:
 
 
 def state(use: Use, now: float) -> Span:
-    """Of its services: how many are asked, and what the others do if none is."""
+    """The state of its services: how many may be asked, or why none may be."""
     if not use.services:
         return Span("not named", Tone.DIM)
     kinds = [service_text.kind_of_state(row, now) for row in use.services]
@@ -130,7 +130,7 @@ def searched_text(use: Use) -> str:
 
 
 def total(found: Sequence[Use], waiting: float) -> str:
-    """For the heading."""
+    """The total for the heading."""
     calls, cost = sum(use.number("calls") for use in found), sum(use.number("cost") for use in found)
     parts = [counted(int(calls), "calls")]
     if cost:
@@ -144,7 +144,8 @@ def total(found: Sequence[Use], waiting: float) -> str:
 
 
 def service_lines(use: Use, now: float, width: int, *, briefly: bool = False) -> list[Line]:
-    """One service a line, in the order in which they are asked, and below it what went wrong; `briefly` on one line."""
+    """One line for each service, in the order in which they are asked, with its last error below it; `briefly`: all on
+    one line."""
     lines = list[Line]()
     for row in use.services:
         sign, tone = _TONES[service_text.kind_of_state(row, now)]

@@ -47,7 +47,7 @@ class RecordLines(NamedTuple):
 
 
 def of_record(story: RecordStory, width: int, look: RecordView, segments: Sequence[TokenStretch] = ()) -> RecordLines:
-    """The reason for its end, its task, and then turn by turn."""
+    """The reason for its end, its task, and then its turns."""
     record, room = story.record, max(20, width - 4)
     status = str(record.get("status"))
     made: list[Line] = [

@@ -6,7 +6,7 @@ up to a time are those that this row reported.
 Invariants:
 - The Steps up to a time are the newest `most` that were reported, for any order of jumps. While earlier frames are
   unread, their Steps are missing.
-- A Step has the numbers of its first report, because later reports also contain what came after it.
+- A Step has the numbers of its first report, because later reports also contain later events.
 - A Step that a later incarnation of its trainer repeated counts as rolled back.
 - Numbers that were not reported are missing, never 0. If Steps are missing between two reports (the feed publishes a
   row at most twice a second, and the coordinator may have been down), the later one has their count.

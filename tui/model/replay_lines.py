@@ -16,11 +16,11 @@ from tui.model.table import Column, order_column
 Row = Mapping[str, Any]
 _TONES = {"same": Tone.PLAIN, "fixed": Tone.GOOD, "broken": Tone.BAD, "flaky": Tone.WARN, "different": Tone.WARN}
 _MOST_LINES = 40
-"""Of one result."""
+"""The most lines of one result."""
 
 
 def ending(row: Row) -> str:
-    """The verdict, or how far the replay is."""
+    """The verdict, or the progress of the replay."""
     if not row.get("verdict"):
         return "stopped" if row.get("stopped") and row["status"] == "queued" else str(row["status"])
     runs = row["counts"]["runs"] if "counts" in row else len(row["runs"])

@@ -102,7 +102,7 @@ def server_columns() -> tuple[Column[ToolServerRow], ...]:
 
 
 def server_what(row: ToolServerRow) -> str:
-    """What is wrong with it, or what it is."""
+    """What is wrong with the server, or else what it is."""
     return sandbox_text.trouble(row) or "; ".join(part for part in (row.version, row.sandbox) if part)
 
 
@@ -125,7 +125,7 @@ def _took(seconds: float) -> Span:
 
 
 def use_columns() -> tuple[Column[Use], ...]:
-    """Only the row of a sandbox shows what it uses, so that no figure is there twice."""
+    """Only the row of a sandbox shows its usage, so that no figure appears twice."""
 
     def figure(show: Span, use: Use) -> Span:
         return Span("") if use.is_one_of_many else show

@@ -4,7 +4,7 @@ Invariants:
 - Numbers come from committed steps, or from the trainer row if the steps were not answered.
 - An unknown number is left out, never shown as 0.
 - The mean of few steps is not called a trend.
-- An old answer says its age, and ages are counted from its arrival.
+- An old answer shows its age, which is counted from its arrival.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _why(row: UnitRow) -> str:
 
 
 def completion(found: Report, after: Line) -> list[Line]:
-    """That training is complete, its result and the next actions; empty before that."""
+    """States that training is complete, with its result and the next actions; empty before that."""
     if not found.complete:
         return []
     ended = [span(found.complete, Tone.WARN if found.get(learning_metrics.NOTHING_TRAINED.name) else Tone.GOOD)]

@@ -6,9 +6,9 @@ Invariants:
 - At most `MOST` consoles run at once.
 - No console outlives its page or this server.
 
-The server of textual-serve cannot stand behind this policy: it waits without a deadline for a console that neither
-reads nor ends, one malformed message ends its page, and it prints a failed start on the server. So only its browser
-files are used.
+The server of textual-serve does not fit this policy: it waits without a deadline for a console that neither reads nor
+ends, one malformed message ends its page, and it prints a failed start on the server. So only its browser files are
+used.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Server:
                     if message.type is WSMsgType.TEXT:
                         await handle_message(message.data, child, page)
             except TimeoutError:
-                # A console that does not read cannot serve its page any more: end both.
+                # A console that does not read can no longer serve its page: end both.
                 pass
             finally:
                 drawing.cancel()

@@ -1,7 +1,7 @@
 """Shows tool calls: a list of them, one with everything about it, and the failed ones by kind.
 
 Invariants:
-- Enter on a kind lists the calls that were counted for it; enter on a call shows the call, and enter there its turn.
+- Enter on a kind lists the calls that were counted for it; enter on a call shows the call; enter there shows its turn.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ToolErrors(QueryTable):
 
 
 def same_kind(group: ToolErrorGroup, besides: str) -> str:
-    """The filter of the calls of a kind; its message is an argument of its own."""
+    """The filter of the calls of a kind. The message of the kind is a separate argument."""
     names = ("server", "tool", "status", "error_class")
     values = {name: getattr(group, name) for name in names if getattr(group, name) != VARIES}
     same = " and ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
@@ -92,7 +92,7 @@ class Calls(QueryTable):
         self._filter = filter
         self._error = error
         """Only the calls that the list of kinds counts under this message."""
-        # The kinds of errors of a part of the time may be others.
+        # A part of the time may have other kinds of errors.
         self.newest_by = "" if error else "called_at"
 
     def heading(self) -> str:

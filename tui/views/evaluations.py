@@ -1,8 +1,8 @@
 """Shows evaluations: those of the run's versions, and files that `agentrl eval run` wrote on this host.
 
 Invariants:
-- Without an answer of the steward the files are shown all the same, with the reason below.
-- Files are read only where the console runs in a terminal: a browser page reads none.
+- Without an answer of the steward the files are still shown, with the reason below.
+- Files are read only if the console runs in a terminal: a browser page reads none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tui.model.table import Column
 from tui.views.query_views import ANSWER_S, QueryPage, QueryTable, RecordLinksPage
 
 USUAL_FILE = "results.jsonl"
-"""What `agentrl eval run` writes if no other file is named."""
+"""The file that `agentrl eval run` writes if no other is named."""
 VERSIONS = 50
 
 
@@ -47,7 +47,7 @@ class Evaluations(QueryTable):
         return evaluation_tables.columns()
 
     async def answered(self) -> dict[str, Any]:
-        """The versions of the run, then the files; those alone if nobody answers."""
+        """The versions of the run, then the files; only the files if there is no answer."""
         self._away, rows = "", list[Evaluation]()
         try:
             rows = list((await super().answered()).values())
@@ -113,12 +113,12 @@ class Evaluations(QueryTable):
         self.app.push_screen(Form(Question("Results of `agentrl eval run`", (), (field,), "show it", wrong)), then)
 
     def do_evaluation_compare(self) -> None:
-        """Compare two marked rows, or the selected one with the one before it."""
+        """Compare two marked rows, or the selected row with the row before it."""
         if (pair := self._pair()) is not None:
             self.actions.navigation.open_page(ComparisonPage(*pair))
 
     def _pair(self) -> tuple[Source, Source] | None:
-        """The older one first, as its marks or its place say."""
+        """Two rows, the older one first: the marked ones, or the selected one and the one before it."""
         model = self.table.model
         marked: list[Evaluation] = [each for key, each in model.rows if key in model.marked]
         sources = list(dict.fromkeys(each.source for each in sorted(marked, key=lambda each: -each.order)))
@@ -153,7 +153,7 @@ def _comes_before(other: Evaluation, row: Evaluation) -> bool:
 
 
 class _ResultsPage(QueryPage):
-    """A page of attempts; those of files need no answer of the run."""
+    """A page of attempts; attempts from files need no answer of the run."""
 
     async def answered(self) -> Any:
         if self.needs_run:

@@ -1,7 +1,7 @@
-"""Forks records from other views: from a turn, behind a tool call, or with the result of a replay.
+"""Forks records from other views: from a turn, after a tool call, or with the result of a replay.
 
 Invariants:
-- A fork says whether it repairs or branches off before it is sent.
+- The form shows whether a fork repairs or branches off before it is sent.
 - The place was chosen at the key press.
 """
 
@@ -28,8 +28,8 @@ MESSAGE = Field("message", hint="what the user shall have said at the beginning;
 
 
 def fork_replays(view: View, replays: Sequence[str], call: str) -> None:
-    """Ask how the results of replays are gone on with. `call`: one that they replayed; the forks of its record are
-    shown then."""
+    """Ask how to continue from the results of replays. `call`: a call that they replayed; the forks of its record are
+    shown afterwards."""
 
     def command(values: Values) -> PendingCommand:
         times, note = (value.strip() for value in values)
@@ -40,7 +40,7 @@ def fork_replays(view: View, replays: Sequence[str], call: str) -> None:
 
 
 def fork_call(view: View, call: str) -> None:
-    """Ask how a record is gone on with behind one of its tool calls."""
+    """Ask how to continue a record after one of its tool calls."""
 
     def command(values: Values) -> PendingCommand:
         times, note, result = (value.strip() for value in values)
@@ -50,7 +50,7 @@ def fork_call(view: View, call: str) -> None:
 
 
 def fork_record(view: View, record: str, place: str) -> None:
-    """Ask from which turn or call a record is gone on with; `place` is proposed."""
+    """Ask from which turn or call to continue a record; `place` is proposed."""
     of_place = Field(PLACE, place, "TURN samples it again, TURN.CALL goes on behind a call; empty: where it failed")
 
     def command(values: Values) -> PendingCommand:

@@ -96,7 +96,7 @@ class LogLines(Painted):
         return (*spans, Span(text[at:]))
 
     def _above(self, place: int, skipped: int, rows: int) -> tuple[int, int]:
-        """The begin of a viewport that many rows further up."""
+        """The start of a viewport that is this many rows further up."""
         rows -= skipped
         while rows > 0 and place > 0:
             place -= 1

@@ -1,6 +1,7 @@
-"""Shows other models than the trained one: what judges, users and summaries did and cost, and whether they answer.
+"""Shows models other than the trained one: calls and costs of judges, users and summaries, and whether their services
+answer.
 
-Invariant: services are named without their keys; what they are asked and answer is not shown.
+Invariant: services are named without their keys; questions and answers are not shown.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CALLS = 200
 
 
 class ChangeVerb(View):
-    """Models, judges and summaries are sections of the run file that hold without a restart."""
+    """Changes models, judges and summaries: sections of the run file that take effect without a restart."""
 
     def do_models_change(self) -> None:
         cli: CliRunner = self.actions.cli

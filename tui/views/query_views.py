@@ -5,10 +5,11 @@ Invariants:
 - Only the view on the screen is queried, and only one query runs at a time.
 - Rows are never shown under a filter that was not applied to them: a refused filter leaves the one before in force.
 - A filter is in the language of `agentrl records list --filter`, and the steward applies it.
-- Without an answer the view shows the reason in place of the rows, or below the old rows, as long as the reason holds.
+- Without an answer the view shows the reason in place of the rows, or below the old rows, as long as the reason
+  applies.
 - A command on a row is refused if the list is stale, even if the feed is fresh.
 - The cursor follows the newest row until a person moves it. Then the list stands still: newer rows are only counted,
-  and the row under the cursor stays even if the answer does not have it any more.
+  and the row under the cursor stays even if the answer no longer has it.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class QueryTable(TableView):
         super().shown()
         if self._asking is None:
             if self._answered_at is None:
-                # The reason of the last visit may not hold any more.
+                # The reason of the last visit may no longer apply.
                 self._reason = ASKING
                 for table in self.query(Table):
                     table.empty = ASKING

@@ -3,7 +3,7 @@
 Invariants:
 - Tokens are queried only when they are shown.
 - A long record is loaded in parts, and keys reach all turns.
-- A jump ends at its turn or says that it does not exist.
+- A jump ends at its turn or reports that the turn does not exist.
 - An answer never moves what is on the screen.
 """
 
@@ -280,7 +280,7 @@ class RecordPage(RecordLinksPage, FoldingPage, AttemptsVerb):
             self.go_to_turn(found)
 
     def place_to_fork(self) -> str:
-        """Where it failed, which has no name, or the turn at the top of the screen."""
+        """The place where the record failed (an empty name), or the turn at the top of the screen."""
         failed = self._answer is not None and self._answer.record.get("status") in ("failed", "abandoned")
         turn = self._turn_at_top()
         return "" if failed or turn is None else str(turn)

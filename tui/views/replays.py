@@ -1,7 +1,7 @@
 """Shows replays of tool calls, and replays the calls of other views.
 
 Invariants:
-- A replay shows what it will run before it is sent.
+- The form shows what a replay will run before it is sent.
 - The calls were chosen at the key press.
 """
 
@@ -33,8 +33,8 @@ YES, NO = ("y", "yes"), ("", "n", "no")
 
 
 def replay(view: View, calls: Sequence[str], *, arguments: Mapping[str, Any] | None = None) -> None:
-    """Ask how these calls are to run, with the effect, then send the command and show the replays. `arguments` are
-    those of a single call, if they are known.
+    """Ask how to run these calls, show the effect, then send the command and show the replays. `arguments`: those of a
+    single call, if known.
     """
     if not calls:
         return
@@ -127,7 +127,7 @@ class Replays(QueryTable):
 
 
 class ReplayPage(QueryPage):
-    """One replay: what rebuilt its session, each run, and what changed."""
+    """One replay: the calls that rebuilt its session, each run, and what changed."""
 
     name_in_registry = "replay"
 

@@ -1,4 +1,4 @@
-"""Shows tool servers, their tools, and their sandboxes with sessions: enter goes one level down, to calls in the end.
+"""Shows tool servers, their tools, and their sandboxes with sessions. Enter goes one level down, finally to calls.
 
 Invariants:
 - A command names the sandbox or the session of the selected row, as it was at the key press.
@@ -31,7 +31,7 @@ def calls_filter(**fields: str) -> str:
 
 
 class ToolList(QueryTable):
-    """A list that toolboxes answer. It is short, so its filter looks for words at once."""
+    """A list from the answers of toolboxes. It is short, so its filter is applied while it is typed."""
 
     filters_at_once = True
 
@@ -49,7 +49,7 @@ class ToolList(QueryTable):
             self.perform(pending)
 
     def restart(self, now: bool) -> PendingCommand | None:
-        """The command that restarts what is selected; None if nothing is."""
+        """The command that restarts the selected thing; None if nothing is selected."""
         raise NotImplementedError
 
     def log_name(self) -> str:
@@ -103,7 +103,7 @@ class ToolServers(ToolList):
         return pending_commands.restart_tool(server=row.id, now=now) if row is not None else None
 
     def do_open_sandboxes(self) -> None:
-        """The sandboxes of the selected server, without the way over its tools."""
+        """Open the sandboxes of the selected server directly, without its tools first."""
         if (row := self.selected()) is not None:
             self.actions.navigation.open_page(ToolSessions(row.id))
 

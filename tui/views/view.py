@@ -33,7 +33,7 @@ from tui.widgets.lines import Painted, Table
 
 R = TypeVar("R", bound=AnyRow)
 ROWS_FIRST = 4
-"""Lines that the titles and rows of a table have before anything beside it has one."""
+"""Lines that the titles and rows of a table get before any other part gets one."""
 
 
 class Pages(Protocol):
@@ -93,7 +93,8 @@ class View(Vertical):
     DEFAULT_CSS = "View { height: 1fr; } View Lines { height: auto; }"
     name_in_registry: ClassVar[str]
     shares: ClassVar[tuple[tuple[str, int], ...]] = ()
-    """Parts beside the table and the lines that each wants, the most important first; rows of the table come before."""
+    """Parts beside the table and the number of lines that each needs, the most important first; rows of the table come
+    first."""
     vocabulary: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Short words of this view and their meanings, for its help."""
     filters_at_once: ClassVar[bool] = True

@@ -22,7 +22,7 @@ _BEGINS_A_SEQUENCE = "[O"
 
 
 class AltKey(NamedTuple):
-    """In Textual's table of sequences, the key that one of them means."""
+    """The key that a sequence in Textual's table means."""
 
     value: str
 
@@ -42,7 +42,7 @@ class TextField(Input):
         return key in EDITING
 
     async def on_key(self, event: events.Key) -> None:
-        # Textual gives such a key to all parents before its action is done, and the letters after it would overtake it.
+        # Textual passes such a key to all parents before its action is done, so the letters after it would overtake it.
         if self.edits_with(event.key):
             event.stop()
             event.prevent_default()

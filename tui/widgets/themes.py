@@ -125,7 +125,7 @@ class Styles:
 
 def _coloured(table: tuple[dict[Tone, str], tuple[str, ...]], tone: Tone, ground: str, dimmed: bool) -> Style:
     tones, (plain, bar, cursor, match) = table
-    # What is wrong keeps its colour on a dimmed screen.
+    # Faults keep their colour on a dimmed screen.
     shown = tones[Tone.DIM] if dimmed and tone is not Tone.BAD else tones[tone]
     if ground == "cursor" and tone is Tone.DIM:
         shown = tones[Tone.PLAIN]
