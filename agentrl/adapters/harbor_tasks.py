@@ -146,7 +146,8 @@ def _needs_image(folder: Path, why: str) -> PlayerError:
 
 
 def _packed(task: HarborTask, files: list[tuple[Path, str]]) -> str:
-    """The same files give the same text: an episode that is played again makes the same calls."""
+    """The files as packed text. The same files give the same text, so an episode that is played again makes the same
+    calls."""
     written = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=written, mode="wb", mtime=0) as packed,

@@ -23,7 +23,7 @@ LONGEST_LINE = 64 * 2**20
 
 
 class PlayerError(AgentrlError):
-    """An environment of another package cannot do what it was asked."""
+    """A request to an environment of another package failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ def end_tokens(directory: Path, tokenizer: Tokenizer) -> list[str]:
 
 
 def image_token(directory: Path, tokenizer: Tokenizer) -> str:
-    """The control token that stands for an image; empty for a model of texts."""
+    """The control token that stands for an image; empty for a model that reads only text."""
     found = _json(directory / "config.json").get("image_token_id")
     by_id = {tokenizer.control(token): token for token in tokenizer.control_tokens()}
     return by_id.get(found, "") if isinstance(found, int) else ""

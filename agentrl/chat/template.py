@@ -86,8 +86,8 @@ class Template:
         return isinstance(self.writer, OwnTemplate) and self.writer.has_images
 
     def rewrites(self) -> list[prefix_check.Rewrite]:
-        """Where the model's own template rewrites earlier turns of a conversation. Raises ConfigError for a template
-        that cannot write a canonical one."""
+        """The places where the model's own template rewrites earlier turns of a conversation. Raises ConfigError for a
+        template that cannot write a canonical one."""
         return prefix_check.rewrites(self.writer) if isinstance(self.writer, OwnTemplate) else []
 
     def parsers(self) -> tuple[str, ...]:

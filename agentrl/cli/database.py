@@ -35,7 +35,7 @@ def user(
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove that user.")] = False,
 ) -> ExitCode:
-    """Make a user that reads the run's database, and nothing else."""
+    """Make a user that can only read the run's database."""
     from agentrl.cli import output
 
     if not _NAME.fullmatch(name):
@@ -81,7 +81,7 @@ def decode(
 ) -> ExitCode:
     """Print model calls with token ids and log-probs as numbers.
 
-    Reads extended JSON, prints one document a line.
+    Reads extended JSON and prints one document per line.
     """
     import json
     import subprocess
@@ -97,14 +97,14 @@ def decode(
             sys.stdout.write(last)
             last = line
     if process.returncode:
-        # Then the last line is the reason.
+        # If the program failed, its last line is the reason.
         raise ToldError(**json.loads(last)["failed"]) if last else AgentrlError("The documents cannot be read.")
     sys.stdout.write(last)
     return ExitCode.OK
 
 
 def _asked(cli: Cli, *act: str) -> dict[str, Any]:
-    """What a program of the package answers that knows the database."""
+    """The answer of a program of the room that knows the database."""
     import json
     import subprocess
 

@@ -1,4 +1,5 @@
-"""Defines the commands that find faults: why, stacks, accounting, staleness; and what other models did: models."""
+"""Defines the commands that find faults (why, stacks, accounting, staleness), and the command `models` for other
+models."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from agentrl.protocol.other_model_commands import OtherModelsReport
 
 BAR = 14
-"""Characters of the longest bar."""
+"""The length of the longest bar in characters."""
 
 
 def register(app: typer.Typer) -> None:
@@ -120,7 +121,7 @@ async def staleness(cli: Cli) -> ExitCode:
 
 
 def _ages(report: StalenessReport) -> RenderableType:
-    """One line for each age, with the mark of the bound, and what this age would void as a bound."""
+    """One line for each age, with a mark at the bound, and the records that this age would void as a bound."""
     from agentrl.cli import output
 
     most = max([1, *report.ready.values()])
@@ -190,7 +191,7 @@ def _usage(report: OtherModelsReport) -> RenderableType:
 
 
 def _services(report: OtherModelsReport) -> RenderableType:
-    """In the order in which they are asked."""
+    """Services in the order in which they are asked."""
     from agentrl.cli import output
     from agentrl.formatting import service_text
 

@@ -31,7 +31,7 @@ _LOG_LINES = 12
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run is on this host."""
+    """The directories of a run on this host."""
 
     name: str
     state_dir: Path

@@ -67,7 +67,7 @@ class RecordView:
         return record_timeline.trace(self.story, self.others)
 
     def save(self, file: Path | str) -> Path:
-        """As a page (.html) or as a trace (.json)."""
+        """Saves the record as a page (.html) or as a trace (.json)."""
         path = Path(file)
         if path.suffix not in (".html", ".json"):
             raise UsageError(f"{path} is of an unknown kind.", hint="A page ends in .html, a trace in .json.")

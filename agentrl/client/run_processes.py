@@ -32,7 +32,7 @@ class RunProcess:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None if there is no such process, or it is a zombie."""
+    """The start time of a process in ticks since boot; None if there is no such process, or it is a zombie."""
     fields = _stat(pid)
     return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 

@@ -26,7 +26,7 @@ class Engines(Section):
     """How many engine units there are."""
     kind: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
     """`embedded` runs small models on processors, or on a GPU in float32; `sglang` and `vllm` start such servers on
-    GPUs; `openai` asks a server that somebody else runs, for evaluation only."""
+    GPUs; `openai` calls a server that other people run, for evaluation only."""
     slots: Positive = 64
     """How many sequences one engine decodes at once."""
     threads: Positive = 1

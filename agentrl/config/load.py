@@ -1,5 +1,5 @@
-"""Loads the configuration from all its sources: `--set` over environment over file over the files that it extends over
-default.
+"""Loads the configuration from all its sources. `--set` overrides the environment, which overrides the run file, which
+overrides the files that it extends, which override the defaults.
 
 Invariants:
 - Every value has exactly one known source.
@@ -33,7 +33,7 @@ RESERVED_VARIABLES = frozenset(
         *("HOME", "CACHE", "HOST", "HEARTBEAT_S", "ORPHAN_LEASE_S"),
     )
 )
-"""Variables by which the processes of a run find each other. They are never configuration."""
+"""Variables by which the processes of a run find each other. They never set configuration values."""
 
 _WHOLE = introspection.Shape(RunConfig)
 
@@ -147,7 +147,8 @@ def _from_sets(sets: Sequence[str]) -> Iterator[_Override]:
 
 
 def _of_groups_that_are_not_there(overrides: Sequence[_Override], file: Mapping[str, Any]) -> Iterator[str]:
-    """Returns messages about values for groups that are not in the file, because one value cannot define a group."""
+    """Returns messages about values of groups that are not in the file, because a single value cannot define a
+    group."""
     there = file.get("sidecars")
     known = {str(name) for name in there} if isinstance(there, Mapping) else set()
     made = {one.path[1] for one in overrides if one.path[0] == "sidecars" and one.path[2:] in ((), ("command",))}

@@ -25,7 +25,7 @@ _KEEPS_A_SECRET = re.compile(r"(password|passwd|secret|token|key|credentials?)(?
 
 @dataclass(frozen=True, slots=True)
 class SecretRef:
-    """Where a secret is: `env:NAME` or `file:PATH`."""
+    """The place of a secret: `env:NAME` or `file:PATH`."""
 
     reference: str
 
@@ -63,7 +63,8 @@ def files_of_references(plain: object) -> Iterator[Path]:
 
 
 def parse_reference(value: object) -> SecretRef:
-    """Raises ValueError without the value, because the value may be the secret itself."""
+    """Parses a reference. Raises ValueError whose message omits the value, because the value may be the secret
+    itself."""
     if not isinstance(value, str) or not is_reference(value):
         raise ValueError("must be a reference to a secret, env:NAME or file:PATH, not the secret itself")
     return SecretRef(value)

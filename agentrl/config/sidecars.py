@@ -104,7 +104,7 @@ class Sidecar(Section):
     live: Probe | None = None
     """A ready unit that fails this is replaced."""
     metrics: Probe | None = None
-    """Where metrics come from: `name value` lines by exec or http (the Prometheus text format)."""
+    """The source of metrics: `name value` lines by exec or http (the Prometheus text format)."""
     after: Words = ()
     """Groups that must be ready before a unit of this group starts. They are stopped after it."""
     hosts: Words = ()

@@ -5,7 +5,7 @@
 Invariants:
 - A pin is an exact version with the hash of its content. No address of a registry is in the file.
 - Pins count only for the packages that they were made for; a changed run file needs new ones.
-- A lock file that cannot be read pins nothing, and the problem says why.
+- A lock file that cannot be read pins nothing, and `problem` has the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ToolLock:
 
     path: Path
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By the name of the server: `kind`, `packages`, `build` and `pins`."""
+    """For each server by name: `kind`, `packages`, `build` and `pins`."""
     node: dict[str, Any] = field(default_factory=dict)
     """Pins of a Node.js for hosts that have none; empty without npm packages."""
     problem: str = ""

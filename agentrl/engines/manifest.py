@@ -67,7 +67,7 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def read(directory: Path) -> Manifest:
-    """Raises WeightsRefusedError if the manifest is missing or damaged."""
+    """The manifest in a directory. Raises WeightsRefusedError if it is missing or damaged."""
     file = directory / MANIFEST_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)
@@ -93,7 +93,7 @@ def read_file(directory: Path, manifest: Manifest, name: str) -> bytes:
 
 
 def verify(directory: Path, manifest: Manifest) -> None:
-    """Raises WeightsRefusedError, which names every wrong file."""
+    """Checks all files of a version. Raises WeightsRefusedError, which names every wrong file."""
     refuse_wrong(directory, problems(directory, manifest.files))
 
 

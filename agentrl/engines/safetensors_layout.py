@@ -28,7 +28,7 @@ class Numbers(NamedTuple):
     """Type and shape of a tensor."""
 
     dtype: str
-    """As safetensors writes it: `BF16`, `F32`."""
+    """The name of the type in safetensors: `BF16`, `F32`."""
     shape: tuple[int, ...]
     bytes: int
 

@@ -1,4 +1,4 @@
-"""A language model as a judge: what it is asked, and how its verdict is read.
+"""A language model as a judge: its question, and how its verdict is read.
 
 Invariants:
 - Text of an episode is enclosed in fences whose marks are a hash of the text, so no text can close its own fence.

@@ -34,7 +34,7 @@ class Asked:
 
 class Asker(Protocol):
     async def ask(self, name: str, asked: Asked, *, purpose: str) -> str:
-        """Raises OtherModelError."""
+        """The answer of a model. Raises OtherModelError."""
 
 
 class _Nowhere:

@@ -16,7 +16,7 @@ from agentrl.protocol.evaluation_commands import Attempt
 
 
 def compared(first: Sequence[Attempt], second: Sequence[Attempt], by: By = "environment") -> list[Compared]:
-    """Raises ConfigError if the two have no task in common."""
+    """The comparison of two results. Raises ConfigError if they have no task in common."""
     names = [{(one.environment, one.task) for one in those} for those in (first, second)]
     if names[0] & names[1]:
         return comparison(first, second, by)

@@ -30,9 +30,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """An environment, a tag or a difficulty."""
     tasks: int
     attempts: int
-    """Those with a score."""
+    """Attempts with a score."""
     failed: int
-    """Those without one."""
+    """Attempts without a score."""
     mean: float | None
     margin: float | None
     """Half the width of the 95 % interval of the mean."""
@@ -105,7 +105,7 @@ def scores_by_task(attempts: Iterable[Attempt]) -> dict[str, list[float]]:
 
 
 def comparison(first: Sequence[Attempt], second: Sequence[Attempt], by: By = "environment") -> list[Compared]:
-    """Raises ConfigError if the two have no task in common."""
+    """The comparison of two models. Raises ConfigError if they have no task in common."""
     found = [compared for part in _parts(first, by) if (compared := _compared(part, first, second, by)) is not None]
     if not found:
         raise ConfigError("The two have no task in common.", hint="Compare results on the same dataset.")

@@ -32,7 +32,7 @@ class WhatIsThere(msgspec.Struct, frozen=True, tag="what_is_there"):
     """Which pieces of a file does this host have? Answered by There when the revision differs from `known`."""
 
     path: str
-    """Relative to the run's directory, for a host that wrote the file itself."""
+    """The path relative to the run's directory, by which the host that wrote the file finds it."""
     content: Content
     known: int = -1
 

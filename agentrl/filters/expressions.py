@@ -73,7 +73,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """Without parts it is always true."""
+    """All parts must be true. Without parts it is always true."""
 
     parts: tuple[Expression, ...]
 

@@ -30,7 +30,7 @@ LONG_PHASE_S = 5.0
 
 
 def unit_summary(row: UnitRow, now: float) -> str:
-    """One line about a unit: what happens next, why it is in its state, and what it does."""
+    """One line about a unit: the next event, the reason of its state, and its present work."""
     starting = row.state is UnitState.STARTING
     left = row.next_at - now
     due = f"{row.next_what} in {age(left)}" if left >= 1 else f"{row.next_what} now"
@@ -209,7 +209,7 @@ def owner_done(row: KnobRow, groups: Iterable[GroupRow]) -> bool:
 
 
 def takes_effect(row: KnobRow, groups: Iterable[GroupRow]) -> str:
-    """When a new value takes effect."""
+    """The time at which a new value takes effect."""
     return "if run again" if owner_done(row, groups) else row.boundary
 
 

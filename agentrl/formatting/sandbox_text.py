@@ -43,7 +43,7 @@ def state(row: ToolServerRow) -> str:
 
 
 def trouble(row: ToolServerRow) -> str:
-    """Why it is not usable, or the last thing that went wrong."""
+    """Why the tool server is not usable, or its last failure."""
     return row.why or row.unhealthy or (row.last_failure if row.breaker != "closed" else "")
 
 

@@ -55,7 +55,7 @@ def _adopt(services: Services, entry: Entry) -> Incarnation:
 
 
 def why_dead(entry: Entry) -> str:
-    """Why a process is gone and its exit status unknown."""
+    """The reason why a process is gone and its exit status is unknown."""
     if entry.pid == 0:
         return "the host agent died while it started the process, and no process with its mark was found"
     if entry.boot_id != procfs.boot_id():

@@ -48,7 +48,7 @@ class Process:
         self.pid = pid
         self.start_ticks = start_ticks
         self.status_file = status_file
-        """Where the spawn helper of an earlier agent writes its status."""
+        """The file into which the spawn helper of an earlier agent writes its exit status."""
         self.exit: ExitStatus | None = None
         self._pidfd = pidfd
         self._on_exit = on_exit

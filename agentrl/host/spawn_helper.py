@@ -46,7 +46,7 @@ class CloneArguments(ctypes.Structure):
 # PyDLL keeps the GIL, which the child would otherwise have to take again.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _status_files: dict[int, str] = {}
-"""By the pid of a child."""
+"""The status files by the pid of the child."""
 
 
 def _clone_into(cgroup: str) -> int:

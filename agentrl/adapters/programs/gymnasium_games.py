@@ -2,7 +2,7 @@
 
 Invariants:
 - The start of a game follows from the seed of its task, so all seats of a task start alike.
-- A turn without an action of the game changes nothing; the game says which actions there are.
+- A turn without an action of the game changes nothing, and the answer lists the actions.
 - The score is the sum of the rewards of the game.
 """
 

@@ -47,9 +47,9 @@ class Plays:
         self._beginning: set[str] = set()
         """The names of episodes whose beginning is still running."""
         self._running: dict[str, _Running] = {}
-        """By the name of the episode."""
+        """Running plays by the name of their episode."""
         self._ended: OrderedDict[str, Any] = OrderedDict()
-        """By a hash of row and texts."""
+        """Ended plays by a hash of row and texts."""
 
     async def describe(self, **_: Any) -> Any:
         return await _run(self._environment.describe)

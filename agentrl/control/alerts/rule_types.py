@@ -179,7 +179,7 @@ class OutOfBand(Rule):
     """`{unit}`, `{weights}`, `{value}` (of the first metric outside its band) and names of metrics are replaced."""
     cure: str
     beside: tuple[Metric, ...] = ()
-    """More evidence."""
+    """Metrics that are shown as further evidence."""
     unless: Callable[[Mapping[str, float]], bool] = lambda numbers: False
     """True if the numbers have a harmless explanation."""
     subjects: Callable[[RunSnapshot], Mapping[str, UnitRow]] = field(default=trainers, kw_only=True)

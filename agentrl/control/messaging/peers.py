@@ -70,7 +70,8 @@ class Peers:
         if table is not None:
             former = table.get(known.name)
             if former is not None and former != peer:
-                # Its late messages must not count as those of the newer peer, so it must send a hello again.
+                # Late messages of the older peer must not count as those of the newer one, so it must send a hello
+                # again.
                 self._known.pop(former, None)
             table[known.name] = peer
         self._known[peer] = known

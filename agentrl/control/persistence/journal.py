@@ -97,7 +97,7 @@ class Journal:
         self.damage = damage
         """If the file was damaged when it was opened: a sentence about the lost rows and the place of the old file."""
         self._db: sqlite3.Connection | None = connection
-        """None after a failed `restore`."""
+        """The connection; None after a failed `restore`."""
         self._opened = _file_id(path)
 
     @classmethod

@@ -131,7 +131,7 @@ class BottleneckDetector:
         in_tools, in_model = self._of_episodes(increases)
         about_trainer = coming or self._no_steps
         if about_trainer:
-            # Its counters belong to its last incarnation.
+            # The counters of a trainer that is not ready belong to its last incarnation.
             shares.pop("trainer", None)
         kind = bottleneck(shares, in_tools, in_model)
         if kind != self._kind:

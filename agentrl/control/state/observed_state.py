@@ -36,7 +36,7 @@ DEVICE_CHANGE = 5.0
 CLOCK_OFF_S = 5.0
 """A smaller difference is shown as none, because a measurement may take some seconds to arrive."""
 Holders = dict[str, tuple[str, ...]]
-"""By device: the incarnations that hold it."""
+"""For each device, the incarnations that hold it."""
 COMMAND_CHARS = 500
 """Length of the command line in the row of a group."""
 

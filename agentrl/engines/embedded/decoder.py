@@ -166,7 +166,7 @@ def assemble(tensors: Mapping[str, Tensor], architecture: Architecture, version:
 
 
 def moved(model: Model, device: torch.device | str) -> Model:
-    """The same weights on a device."""
+    """A model with the same weights on another device."""
     embedding = model.embedding.to(device)
     return replace(
         model,

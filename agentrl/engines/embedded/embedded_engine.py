@@ -319,7 +319,8 @@ class EmbeddedEngine:
             self._end_all()
 
     def _next_round(self) -> bool:
-        """Executes orders until the next round is due; waits if there is nothing else to do. False at the end."""
+        """Executes orders until the next round is due; waits if there is nothing else to do. Returns False when the
+        engine ends."""
         while self._next_orders():
             now = time.monotonic()
             if self._slots.busy and (now >= self._next_round_at or self._slots.half_taken):
@@ -328,7 +329,8 @@ class EmbeddedEngine:
         return False
 
     def _next_orders(self) -> bool:
-        """Executes the orders; waits if there is neither an order nor a round that is due. False at the end."""
+        """Executes the orders; waits if there is neither an order nor a due round. Returns False when the engine
+        ends."""
         with self._news:
             if not (self._orders or self._closing):
                 self._news.wait(self._until_next_round())
@@ -346,7 +348,7 @@ class EmbeddedEngine:
         return True
 
     def _until_next_round(self) -> float | None:
-        """Seconds; None if there is nothing to compute."""
+        """Seconds until the next round is due; None if there is nothing to compute."""
         if not self._slots.busy:
             return None
         return 0.0 if self._slots.half_taken else max(0.0, self._next_round_at - time.monotonic())

@@ -29,7 +29,7 @@ class Request:
     sampling: Sampling
     seed: int
     images: Mapping[int, Patches] = field(default_factory=lambda: NO_IMAGES)
-    """Those that its prompt shows, by number."""
+    """The patches of the images that its prompt shows, by number."""
     pinned: ServedModel | None = None
     """The weights that it requires; None uses the current ones, token by token."""
     on_token: Callable[[Request], None] | None = None
@@ -41,7 +41,7 @@ class Request:
     finish: Finish | None = None
     error: EngineError | None = None
     begun: bool = False
-    """It has had a slot: cached tokens are counted once."""
+    """Whether it has had a slot. Its cached tokens are counted only the first time."""
 
     @property
     def conversation(self) -> str:
@@ -57,7 +57,7 @@ class Request:
         return self.finish is not None or self.error is not None
 
     def draw(self) -> Draw:
-        """How its next token is sampled."""
+        """The parameters by which its next token is sampled."""
         return Draw(self.sampling, chance(self.seed, len(self.output)), self.output)
 
     def accept(self, token: int, log_prob: float, version: int) -> None:
@@ -80,7 +80,7 @@ class Request:
 
 
 def problem_of(prompt: Sequence[int], images: Mapping[int, Patches], vocabulary: int) -> str:
-    """Empty, or why a model with so many words cannot continue a prompt."""
+    """Why a model with a vocabulary of this size cannot continue a prompt; empty if it can."""
     if prompt and min(prompt) >= 0 and max(prompt) < vocabulary:
         return ""
     runs = list(image_ids.runs(prompt)) if images else []

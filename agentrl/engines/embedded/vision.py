@@ -23,7 +23,7 @@ class Features(NamedTuple):
     tokens: Tensor
     """[tokens, hidden]"""
     deep: tuple[Tensor, ...]
-    """The same for the first layers of the decoder, which some models add there."""
+    """Further features, which some models add to the first layers of the decoder."""
 
     def at(self, places: Tensor) -> Features:
         return Features(self.tokens[places], tuple(one[places] for one in self.deep))
