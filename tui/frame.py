@@ -84,9 +84,11 @@ class Frame:
         if fresh != self._was_fresh:
             self._was_fresh = fresh
             self.repaint_all()
-        if self._frozen_at is None and len(app.screen_stack) == 1:
-            with app.guarded(f"show {app.navigation.view.name_in_registry}"):
-                app.navigation.view.update()
+        view = app.navigation.view
+        # A page that was just opened has no widgets yet; it paints itself when it is composed.
+        if self._frozen_at is None and len(app.screen_stack) == 1 and view.ready:
+            with app.guarded(f"show {view.name_in_registry}"):
+                view.update()
         # After the view: the header counts its rows.
         self.paint()
 

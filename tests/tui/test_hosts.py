@@ -9,6 +9,7 @@ from agentrl.protocol.messages import Device, DeviceUse, HostFacts, ProcessInfo
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
 from tests.waiting import aeventually
+from tui.views.hosts import Hosts
 
 NO_PLACE = "no host can take it (far: needs 1 GPU, 0 of 1 free; near: has no data of the run)"
 
@@ -44,6 +45,16 @@ async def test_hosts_show_what_runs_there_and_what_waits_for_a_place(coordinator
         await screen.shows("64 processors", "H200", "88 %", "held by web-0.7", "web-2  ready for", "waits for a place")
         await screen.press("escape", "escape")
         await screen.shows("judge-0")
+
+
+async def test_page_that_is_not_composed_yet_is_not_painted(coordinator: Scripted) -> None:
+    populate(coordinator)
+    add_hosts(coordinator)
+    async with opened(coordinator.state_dir, (140, 24)) as screen:
+        screen.app.navigation.open_page(Hosts())
+        screen.app._paint_new_data()
+        assert not screen.app.faults
+        await screen.shows("1 of 2 up")
 
 
 async def test_keys_drain_remove_and_forget_the_selected_host(coordinator: Scripted) -> None:
