@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from agentrl.client.run_processes import read_json
-from agentrl.config import paths
+from agentrl.config import paths, typed_paths
 from agentrl.errors import AgentrlError, OperationFailedError
 from agentrl.protocol.control_commands import Apply
 from agentrl.protocol.effects import Consent, Effect, Tier
@@ -85,8 +85,8 @@ class CliRunner:
         console = self._console
 
         def wrong(values: Values) -> str:
-            file = _path(values[0])
-            return self._not_for_a_page(file) or ("" if file.is_file() else "Type the path of a run file.")
+            wanted = self._not_for_a_page(_path(values[0]))
+            return wanted or ("" if typed_paths.is_file(values[0].strip()) else "Type the path of a run file.")
 
         async def preview(values: Values) -> str:
             plan = await self._plan(_path(values[0]))
@@ -158,4 +158,4 @@ class CliRunner:
 
 
 def _path(text: str) -> Path:
-    return Path(text.strip() or ".").expanduser().absolute()
+    return typed_paths.path_of(text.strip()).absolute()

@@ -36,11 +36,13 @@ WithPython = Annotated[
 
 def environment_of(word: str, arguments: list[str] | None, python: Path | None) -> dict[str, Any]:
     """The environment in the form of `environments` in a run file."""
+    from agentrl.config.typed_paths import path_of
+
     found: dict[str, Any] = {"code": word}
     if given := parsed_arguments(arguments):
         found["arguments"] = given
     if python is not None:
-        found["python"] = str(python.expanduser().absolute())
+        found["python"] = str(path_of(python).absolute())
     return found
 
 

@@ -37,12 +37,13 @@ def user(
 ) -> ExitCode:
     """Make a user that can only read the run's database."""
     from agentrl.cli import output
+    from agentrl.config.typed_paths import path_of
 
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a name of a user.", hint="Use letters, digits, dashes and underscores.")
     if remove and out is not None:
         raise UsageError("--remove writes no file.", hint="Leave out --out.")
-    file = (out or Path(f"{name}.mongo-url")).expanduser().absolute()
+    file = path_of(out or f"{name}.mongo-url").absolute()
     found = _asked(cli, "remove", name) if remove else _asked(cli, "make", name, str(file))
     if cli.json:
         output.emit({"user": name, "database": found["database"], "file": "" if remove else str(file)})

@@ -80,9 +80,11 @@ async def new(
 
 def file_of(name: str, out: Path | None) -> Path:
     """The file of a new key. Raises UsageError or ConflictError."""
+    from agentrl.config.typed_paths import path_of
+
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
         raise UsageError(f"{name!r} is not a name of a key.", hint="Use letters, digits, dots, dashes and underscores.")
-    file = (out or Path(f"{name}.key")).expanduser().absolute()
+    file = path_of(out or f"{name}.key").absolute()
     if file.exists():
         raise ConflictError(
             f"{file} exists already; nothing was overwritten.", hint="Choose another place by --out FILE."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.adapters.sources import Source, source_of
 from agentrl.cli.adapted import environment_of
+from agentrl.config.typed_paths import path_of
 from agentrl.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -40,12 +41,12 @@ def configured(
     python: Path | None = None,
 ) -> RunConfig:
     """A configuration with the environments of a Python file, with the environment of a word, or of a run file."""
-    chosen = [*([f"model={{path: {model.absolute()}}}"] if model is not None else []), *(sets or [])]
+    chosen = [*([f"model={{path: {_quoted(str(model.absolute()))}}}"] if model is not None else []), *(sets or [])]
     if (source := source_of(given)) is not None:
         if source.kind == "harbor":  # The path is relative to this directory, but the run file is written elsewhere.
-            source = Source(source.kind, str(Path(source.name).expanduser().absolute()))
+            source = Source(source.kind, str(path_of(source.name).absolute()))
         environment = environment_of(str(source), arguments, python)
-        return _loaded(f"  {source.environment}: {json.dumps(environment)}\n", chosen)
+        return _loaded(f"  {source.environment}: {_quoted(environment)}\n", chosen)
     if arguments or python is not None:
         option = "--with" if arguments else "--python"
         raise UsageError(f"{option} is for an environment of another package, such as gymnasium:FrozenLake-v1.")
@@ -61,7 +62,7 @@ def _of_file(file: Path, chosen: list[str]) -> RunConfig:
     names = names_in(file.absolute())
     if not names:
         raise ConfigError(f"{file} declares no environment.", hint='Write rl.Environment("NAME", ...).')
-    return _loaded("".join(f"  {name}: {str(file.absolute())!r}\n" for name in names), chosen)
+    return _loaded("".join(f"  {name}: {_quoted(str(file.absolute()))}\n" for name in names), chosen)
 
 
 def _loaded(environments: str, sets: list[str]) -> RunConfig:
@@ -71,6 +72,11 @@ def _loaded(environments: str, sets: list[str]) -> RunConfig:
         run_file = Path(folder, "run.yaml")
         run_file.write_text(_RUN_FILE.format(environments=environments))
         return load_config(run_file, sets=sets).config
+
+
+def _quoted(value: object) -> str:
+    """As YAML has it, which reads JSON, but no character that JSON writes as two."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def chosen(config: RunConfig, wanted: str) -> str:

@@ -22,6 +22,7 @@ from agentrl.adapters.sources import Source
 from agentrl.config import own_tool_servers, paths
 from agentrl.config.relative_paths import python_at
 from agentrl.config.sandboxed_commands import command_within
+from agentrl.config.typed_paths import path_of
 from agentrl.errors import ConfigError
 
 ROWS, HELD_OUT = 512, 64
@@ -55,7 +56,7 @@ def found_in(
             case "mcp":
                 return Found({"tools": [name]}, {"url": source.name})
             case "harbor":
-                return _harbor(Path(os.path.normpath(base / Path(source.name).expanduser())), name, server)
+                return _harbor(Path(os.path.normpath(base / path_of(source.name))), name, server)
         return _of_a_program(source, name, given, base, sandbox)
     except PlayerError as cannot:
         raise ConfigError(f"{where}: {cannot.message}", hint=cannot.hint) from None
@@ -65,7 +66,7 @@ def _of_a_program(source: Source, name: str, given: Mapping[str, Any], base: Pat
     python = str(given.get("python") or OWN_PYTHON)
     player = Player(
         source=source,
-        python=python_at(python, os.path.normpath(base / Path(python).expanduser())),
+        python=python_at(python, os.path.normpath(base / path_of(python))),
         arguments=given.get("arguments") or {},
         rows=_number(given, "rows", ROWS),
         held_out=_number(given, "held_out", HELD_OUT),

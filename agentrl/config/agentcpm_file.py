@@ -18,6 +18,7 @@ import yaml
 from agentrl.config import paths
 from agentrl.config.extended_files import Written
 from agentrl.config.secrets import is_reference
+from agentrl.config.typed_paths import path_of
 from agentrl.errors import ConfigError
 
 JUDGES = ("agentcpm", "asearcher")
@@ -35,7 +36,7 @@ def fill_in(written: Written, base: Path) -> None:
     named = rollout.get("agent_config") if isinstance(rollout, dict) else None
     if not isinstance(named, str) or not named:
         return
-    path = Path(os.path.normpath(written.directories.get(_AT, base) / Path(named).expanduser()))
+    path = Path(os.path.normpath(written.directories.get(_AT, base) / path_of(named)))
     for section, found in sections_of(path, written.sources.get(_AT, "rollout.agent_config")).items():
         own = written.value.setdefault(section, {})
         if isinstance(own, dict):

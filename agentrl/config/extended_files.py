@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.typed_paths import path_of
 from agentrl.config.yaml_reader import Tree, read_tree
 from agentrl.errors import ConfigError
 
@@ -61,7 +62,7 @@ def read(file: Path) -> Written:
 def _extended(named: object, by: Path, where: str) -> Path:
     if not isinstance(named, str) or not named.strip():
         raise ConfigError(f"{where}: {KEY} must be the path of one run file.")
-    return Path(os.path.normpath(by.parent / Path(named).expanduser()))
+    return Path(os.path.normpath(by.parent / path_of(named)))
 
 
 def _refuse_cycle(known: list[Path], here: Path, beside: Path) -> None:

@@ -20,6 +20,7 @@ from agentrl.config import agentcpm_file, extended_files, introspection, own_env
 from agentrl.config.relative_paths import absolute
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.tool_lock import ToolLock, with_digests
+from agentrl.config.typed_paths import path_of
 from agentrl.config.validation_errors import combine, error_of, unknown_key
 from agentrl.config.yaml_reader import read_value
 from agentrl.errors import ConfigError
@@ -65,7 +66,7 @@ def load_config(
 
     `sets` are the arguments of `--set`, such as `sidecars.web.count=3`.
     """
-    file = None if path is None else Path(path).expanduser().absolute()
+    file = None if path is None else path_of(path).absolute()
     tree = extended_files.Written() if file is None else extended_files.read(file)
     base = Path.cwd() if file is None else file.parent
     own_environments.fill_in(tree, base)

@@ -27,6 +27,7 @@ from agentrl.config.hub_words import is_hub_word
 from agentrl.config.own_tool_servers import PROGRAM
 from agentrl.config.relative_paths import python_at
 from agentrl.config.sandboxed_commands import command_within, sandbox_of
+from agentrl.config.typed_paths import path_of
 from agentrl.errors import ConfigError
 from agentrl.toolservers.function_tools import FunctionFileError, FunctionTool, tools_of
 
@@ -112,7 +113,7 @@ def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path, fil
     at = ("environments", name)
     where = written.sources.get((*at, KEY)) or f"environments.{name}.{KEY}"
     beside = written.directories.get((*at, KEY), base)
-    path = Path(os.path.normpath(beside / Path(given[KEY]).expanduser()))
+    path = Path(os.path.normpath(beside / path_of(given[KEY])))
     python = _python(written, at, given, base)
     runner = _Runner(python, sandbox_of(written, name, given, base))
     if not path.is_file() and given[KEY].isidentifier():
@@ -151,7 +152,7 @@ def _python(written: Written, at: tuple[str, str], given: Mapping[str, Any], bas
     """The Python that runs the file."""
     named = given.get("python") or OWN_PYTHON
     beside = written.directories.get((*at, "python"), base)
-    return python_at(str(named), os.path.normpath(beside / Path(str(named)).expanduser()))
+    return python_at(str(named), os.path.normpath(beside / path_of(str(named))))
 
 
 def _put(
@@ -261,7 +262,7 @@ def _refuse_files_outside(keys: Mapping[str, Any], path: Path, where: str) -> No
         named = keys.get(key)
         if not isinstance(named, str) or is_hub_word(named):
             continue
-        if not (path.parent / Path(named).expanduser()).resolve().is_relative_to(path.parent.resolve()):
+        if not (path.parent / path_of(named)).resolve().is_relative_to(path.parent.resolve()):
             raise ConfigError(
                 f"{where}: {path.name} has a sandbox, and its {key} {named} is not in the directory of the file.",
                 hint=f"Write it in the run file: environments: {{NAME: {{{key}: {named}}}}}.",

@@ -16,6 +16,7 @@ from agentrl.config.hub_words import is_hub_word
 from agentrl.config.placement import Placement
 from agentrl.config.run import RunConfig
 from agentrl.config.tool_sandbox import Sandbox
+from agentrl.config.typed_paths import path_of
 
 At = tuple[str, ...]
 Beside = Callable[[At, str], str]
@@ -24,7 +25,7 @@ Beside = Callable[[At, str], str]
 
 def absolute(config: RunConfig, directory_of: Callable[[At], Path]) -> RunConfig:
     def beside(at: At, path: str) -> str:
-        return os.path.normpath(directory_of(at) / Path(path).expanduser()) if path else ""
+        return os.path.normpath(directory_of(at) / path_of(path)) if path else ""
 
     sidecars = {
         # A command without its own directory runs in the directory of the file that names it.

@@ -18,6 +18,7 @@ from agentrl.config import tool_sandbox
 from agentrl.config.extended_files import Written
 from agentrl.config.relative_paths import sandbox_paths
 from agentrl.config.secrets import files_of_references
+from agentrl.config.typed_paths import path_of
 from agentrl.errors import ConfigError
 
 _PROGRAM = "agentrl.sandboxes"
@@ -30,7 +31,7 @@ def sandbox_of(written: Written, name: str, given: Mapping[str, Any], base: Path
         return ""
 
     def beside(key: tuple[str, ...], path: str) -> str:
-        return os.path.normpath(written.directories.get(key, base) / Path(path).expanduser())
+        return os.path.normpath(written.directories.get(key, base) / path_of(path))
 
     try:
         sandbox = sandbox_paths(("environments", name), tool_sandbox.required(given["sandbox"]), beside)
@@ -41,7 +42,7 @@ def sandbox_of(written: Written, name: str, given: Mapping[str, Any], base: Path
     asked = {
         "name": name,
         "sandbox": sandbox.model_dump(mode="json"),
-        "run_dir": os.path.abspath(run_dir.expanduser()),
+        "run_dir": os.path.abspath(path_of(run_dir)),
         "secret_files": [str(file) for file in files_of_references(written.value)],
     }
     return json.dumps(asked)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.config.typed_paths import path_of
 from agentrl.errors import ConfigError
 
 _ENV = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
@@ -53,7 +54,7 @@ def files_of_references(plain: object) -> Iterator[Path]:
     """The files that references name in a configuration of dicts, lists and text."""
     if isinstance(plain, str):
         if match := _FILE.fullmatch(plain):
-            yield Path(match[1]).expanduser().resolve()
+            yield path_of(match[1]).resolve()
     elif isinstance(plain, Mapping):
         for value in plain.values():
             yield from files_of_references(value)
@@ -79,7 +80,7 @@ def resolve_secret(secret: SecretRef | str, environ: Mapping[str, str] | None = 
             raise ConfigError(f"The secret {reference} is empty.", hint=f"Set the environment variable {match[1]}.")
         return value
     if match := _FILE.fullmatch(reference):
-        return _read(reference, Path(match[1]).expanduser())
+        return _read(reference, path_of(match[1]))
     raise ConfigError("A secret is given as a reference, env:NAME or file:PATH.")
 
 

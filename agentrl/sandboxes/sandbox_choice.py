@@ -15,6 +15,7 @@ from typing import Literal
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
+from agentrl.config.typed_paths import path_of
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import bubblewrap, containers, network_access, sandbox_cgroups, system_calls
 from agentrl.sandboxes.launch_environment import Launch, filled
@@ -91,9 +92,7 @@ def sandboxed(
     # If the program does not exist, its start fails with that reason.
     if choice.kind == "none" or (choice.kind == "process" and not launch.program):
         return launch
-    read, write = (
-        [Path(filled(path, run_dir)).expanduser() for path in paths] for paths in (sandbox.read, sandbox.write)
-    )
+    read, write = ([path_of(filled(path, run_dir)) for path in paths] for paths in (sandbox.read, sandbox.write))
     if choice.kind == "container":
         return containers.launch(name, launch, sandbox, read=read, write=write)
     env = dict(launch.env) | ({} if "HOME" in server.env else {"HOME": bubblewrap.HOME})

@@ -32,6 +32,7 @@ WRONG = {
     "runs wipe nosuch": (ExitCode.UNKNOWN, "no run named nosuch"),
     "runs nosuch": (ExitCode.USAGE, "No such command"),
     "keys new": (ExitCode.USAGE, "Missing argument"),
+    "check harbor:~no-such-user/tasks": (ExitCode.CONFIG, "~no-such-user/tasks"),
     "keys new x --permission king": (ExitCode.USAGE, "is not one of"),
     "status --key nowhere.json": (ExitCode.CONFIG, "cannot be read"),
     "status --key .": (ExitCode.CONFIG, "Is a directory"),

@@ -133,6 +133,10 @@ def test_relative_paths_are_relative_to_the_run_file(load, tmp_path):
     assert load(WEB).config.dir == str(tmp_path / "runs" / "demo")
 
 
+def test_home_of_an_unknown_user_is_a_directory_that_does_not_exist(load, tmp_path):
+    assert load(WEB + "dir: ~no-such-user/results\n").config.dir == str(tmp_path / "~no-such-user/results")
+
+
 def test_empty_section_equals_a_missing_section(load):
     assert load(WEB + "alerts:\nsupervision:\n").config == load(WEB).config
 

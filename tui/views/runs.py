@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.client import Client
+from agentrl.config import typed_paths
 from agentrl.errors import AgentrlError
 from tui import recording_lookup, run_list
 from tui.connection import Connection
@@ -127,11 +128,11 @@ class Runs(QueryTable):
         def wrong(values: Values) -> str:
             if not values[0].strip():
                 return "Type the path of a key file."
-            return "" if Path(values[0].strip()).expanduser().is_file() else "There is no such file."
+            return "" if typed_paths.is_file(values[0].strip()) else "There is no such file."
 
         def then(values: Values | None) -> None:
             if values is not None:
-                path = str(Path(values[0].strip()).expanduser().absolute())
+                path = str(typed_paths.path_of(values[0].strip()).absolute())
                 self.actions.add_key_file(path)
                 self._go(Place(key_file=path), Path(path).stem)
 
