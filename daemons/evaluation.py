@@ -51,15 +51,16 @@ class Wanted:
     """The row's own id, or its digest."""
     attempt: int
     key: str
+    setup: str
 
 
 async def main(config: RunConfig, asked: Mapping[str, Any]) -> None:
     user_code.load(config)
     with ResultsFile(Path(asked["out"])) as file:
-        known = {one.key for one in results_file.read(file.file) if one.is_result}
-        wanted = [one for one in _wanted(config, asked) if one.key not in known]
-        total = sum(1 for _ in _wanted(config, asked))
-        tell("began", model=asked["name"], attempts=len(wanted), known=total - len(wanted))
+        every = list(_wanted(config, asked))
+        known = _known(file, asked["name"], every)
+        wanted = [one for one in every if one.key not in known]
+        tell("began", model=asked["name"], attempts=len(wanted), known=len(every) - len(wanted))
         if wanted:
             model = TriedModel(url=asked["url"], name=asked["model_name"])
             async with surroundings(config, model, at_once=int(asked["at_once"])) as around:
@@ -69,6 +70,17 @@ async def main(config: RunConfig, asked: Mapping[str, Any]) -> None:
                 far = Progress(model=asked["name"], wanted=len(wanted))
                 async with progress.kept(file.file, far):
                     await _all(around, far, wanted, file, int(asked["at_once"]))
+
+
+def _known(file: ResultsFile, model: str, wanted: Sequence[Wanted]) -> set[str]:
+    """Keys of results that are there. They count again if the model had another name or setup since."""
+    results = results_file.read(file.file)
+    known = {one.key: one for one in results if one.is_result}
+    count = {(one.key, one.model, one.setup) for one in attempts.counting(results)}
+    for one in wanted:
+        if one.key in known and (one.key, model, one.setup) not in count:
+            file.add(msgspec.structs.replace(known[one.key], model=model, setup=one.setup))
+    return set(known)
 
 
 async def _all(around: Surroundings, far: Progress, wanted: Sequence[Wanted], file: ResultsFile, at_once: int) -> None:
@@ -102,6 +114,7 @@ async def _make(around: Surroundings, model: str, one: Wanted, number: int, sett
         key=one.key,
         model=model,
         environment=task.environment,
+        setup=one.setup,
         task=one.name,
         attempt=one.attempt,
         query=task.query,
@@ -111,7 +124,7 @@ async def _make(around: Surroundings, model: str, one: Wanted, number: int, sett
         outcome=tried.outcome,
         error=tried.error,
         tags=attempts.tags_of(task.extra),
-        difficulty=str(task.extra.get("difficulty", "")),
+        difficulty=attempts.difficulty_of(task.extra),
         tokens=tried.tokens,
         took_s=round(tried.took_s, 3),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -127,6 +140,8 @@ def _wanted(config: RunConfig, asked: Mapping[str, Any]) -> Iterator[Wanted]:
     model = asked["url"] or attempts.digest_of_model(Path(asked["directory"]))
     rows = {name: _rows(config, name, int(asked["limit"])) for name in asked["environments"]}
     digests = {name: _digest(config, name) for name in rows}
+    model = f"{model} {asked['model_name']}"
+    setups = {name: attempts.setup_of(model=model, environment=digests[name], rule=rule) for name in rows}
     for attempt, (name, those) in itertools.product(range(int(asked["attempts"])), rows.items()):
         for place, row in enumerate(those):
             task = task_of(name, settings.environments[name], row, split="eval", epoch=0, row_number=place, place=place)
@@ -136,12 +151,13 @@ def _wanted(config: RunConfig, asked: Mapping[str, Any]) -> Iterator[Wanted]:
                 name=row.id or content[:12],
                 attempt=attempt,
                 key=attempts.key_of(
-                    model=f"{model} {asked['model_name']}",
+                    model=model,
                     environment=digests[name],
                     task=content,
                     rule=rule,
                     attempt=attempt,
                 ),
+                setup=setups[name],
             )
 
 

@@ -282,16 +282,18 @@ def _read(cli: Cli, file: Path, models: Sequence[str]) -> list[Attempt]:
     from agentrl.evaluation.summaries import models_of
 
     version = run_evaluations.version_of(file)
-    found = results_file.read(file) if version is None else run_evaluations.read(cli, version)
-    known = models_of(found)
+    found = results_file.counting(file) if version is None else run_evaluations.read(cli, version)
+    if not found:
+        hint = "`agentrl eval run` adds them." if version is None else "`agentrl eval list` shows how far it is."
+        raise ConfigError(f"{file} has no results yet.", hint=hint)
+    _refuse_unknown(file, models, models_of(found))
+    return [one for one in found if not models or one.model in models]
+
+
+def _refuse_unknown(file: Path, models: Sequence[str], known: Sequence[str]) -> None:
     for name in models:
         if name not in known:
             raise ConfigError(f"{file} has no results of {name!r}.", hint=f"It has those of {', '.join(known)}.")
-    chosen = [one for one in found if not models or one.model in models]
-    if not chosen:
-        hint = "`agentrl eval run` adds them." if version is None else "`agentrl eval list` shows how far it is."
-        raise ConfigError(f"{file} has no results yet.", hint=hint)
-    return chosen
 
 
 def _two(cli: Cli, file: Path, other: Path | None, models: Sequence[str]) -> list[tuple[str, list[Attempt]]]:
@@ -308,12 +310,19 @@ def _two(cli: Cli, file: Path, other: Path | None, models: Sequence[str]) -> lis
         if names[0] == names[1]:
             names = [str(file), str(other)]
         return list(zip(names, found, strict=True))
-    those = _read(cli, file, models)
-    known = list(models) or models_of(those)
-    if len(known) != 2:
-        hint = f"Choose two of {', '.join(models_of(those))} with --model."
-        raise UsageError(f"{file} has {counted(len(known), 'models')}, and two are compared.", hint=hint)
-    return [(name, [one for one in those if one.model == name]) for name in known]
+    those = _read(cli, file, [])
+    known = models_of(those)
+    if chosen := list(dict.fromkeys(models)):
+        _refuse_unknown(file, chosen, known)
+    if len(chosen or known) != 2:
+        hint = f"Choose two of {', '.join(known)} with --model." if len(known) > 1 else "Name the other file as well."
+        has = (
+            f"--model names {counted(len(chosen), 'models')}"
+            if chosen
+            else f"{file} has {counted(len(known), 'models')}"
+        )
+        raise UsageError(f"{has}, and two are compared.", hint=hint)
+    return [(name, [one for one in those if one.model == name]) for name in chosen or known]
 
 
 def _by(by: str) -> By:

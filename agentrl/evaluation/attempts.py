@@ -1,7 +1,9 @@
-"""One attempt at a task by a model, and the key by which a repeated attempt is recognised.
+"""One attempt at a task by a model, the key by which a repeated attempt is recognised, and the attempts that count.
 
 Invariants:
 - Two attempts have the same key only if model, task, environment and the rule of sampling are the same.
+- Figures are of one setup of a model in an environment, which is the newest one. Attempts with other weights, another
+  scorer or another rule of sampling are in no figure, even if the name of the model is the same.
 - An attempt that failed for infrastructure is no result, because it shows nothing about the model. It is made again.
 """
 
@@ -9,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from agentrl.protocol.evaluation_commands import Attempt
 
 WEIGHTS = (".safetensors", ".json", ".jinja", ".model", ".bin")
 """The files of a model's directory that identify the model."""
@@ -21,6 +25,21 @@ def key_of(*, model: str, environment: str, task: str, rule: dict[str, Any], att
     """The key of an attempt. `model`, `environment` and `task` are digests of their content, not names."""
     parts = json.dumps([model, environment, task, rule, attempt], sort_keys=True)
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+
+
+def setup_of(*, model: str, environment: str, rule: dict[str, Any]) -> str:
+    return _digest([model, environment, rule])
+
+
+def counting(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts from which figures are computed."""
+    setups = {(one.model, one.environment): one.setup for one in attempts}
+    newest: dict[tuple[str, str, str, int], Attempt] = {}
+    for one in attempts:
+        if one.setup == setups[one.model, one.environment]:
+            # The row of a task may have changed, which is another key.
+            newest[one.model, one.environment, one.task, one.attempt] = one
+    return list(newest.values())
 
 
 def content_of(query: str, answer: str) -> str:
@@ -40,9 +59,16 @@ def digest_of_environment(settings: dict[str, Any], code: Iterable[Path]) -> str
     return _digest([settings, files])
 
 
-def tags_of(extra: dict[str, Any]) -> tuple[str, ...]:
-    tags = extra.get("tags", ())
-    return tuple(map(str, tags)) if isinstance(tags, list | tuple) else (str(tags),)
+def tags_of(extra: Mapping[str, Any]) -> tuple[str, ...]:
+    """Each once, or its task would count twice in the figures of that tag."""
+    tags = extra.get("tags")
+    given = tags if isinstance(tags, list | tuple) else (tags,)
+    return tuple(dict.fromkeys(str(tag) for tag in given if tag is not None))
+
+
+def difficulty_of(extra: Mapping[str, Any]) -> str:
+    difficulty = extra.get("difficulty")
+    return "" if difficulty is None else str(difficulty)
 
 
 def _digest(value: Iterable[Any]) -> str:

@@ -19,6 +19,8 @@ from agentrl.protocol.evaluation_commands import Attempt
 
 SCHEMA = 2
 _SCORE = "score"
+_LONGEST_NAME = 200
+"""Bytes."""
 
 
 def write(attempts: Sequence[Attempt], directory: Path) -> list[Path]:
@@ -27,12 +29,23 @@ def write(attempts: Sequence[Attempt], directory: Path) -> list[Path]:
     for one in attempts:
         parts.setdefault((one.environment, one.model), []).append(one)
     directory.mkdir(parents=True, exist_ok=True)
-    written = []
+    files: list[Path] = []
     for (environment, model), members in parts.items():
-        file = directory / (re.sub(r"[^\w.-]+", "-", f"{environment}_{model}") + ".eval")
+        file = directory / f"{_name(environment, model)}.eval"
+        if file in files:
+            file = directory / f"{_name(environment, model, apart=True)}.eval"
+        files.append(file)
         _write(members, environment, model, file)
-        written.append(file)
-    return written
+    return files
+
+
+def _name(environment: str, model: str, *, apart: bool = False) -> str:
+    """Of a file. Names that are the same without odd characters, or too long, are told apart by a digest."""
+    plain = re.sub(r"[^\w.-]+", "-", f"{environment}_{model}")
+    if not apart and len(plain.encode()) <= _LONGEST_NAME:
+        return plain
+    short = plain.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return f"{short}-{_digest(environment, model)[:8]}"
 
 
 def _write(attempts: Sequence[Attempt], environment: str, model: str, file: Path) -> None:
@@ -51,7 +64,7 @@ def _header(attempts: Sequence[Attempt], environment: str, model: str) -> dict[s
     tasks = list(dict.fromkeys(one.task for one in attempts))
     times = sorted(one.at for one in attempts if one.at)
     began, ended = (times[0], times[-1]) if times else ("", "")
-    own = hashlib.blake2b(f"{environment} {model} {began}".encode(), digest_size=11).hexdigest()
+    own = _digest(environment, model, began)
     return {
         "version": SCHEMA,
         "status": "success",
@@ -109,6 +122,10 @@ def _summary(one: Attempt) -> dict[str, Any]:
         "metadata": facts | ({"error": one.error} if one.error else {}),
         "scores": {_SCORE: {"value": one.score, "metadata": one.parts}} if one.is_result else {},
     }
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=11).hexdigest()
 
 
 def _plain(tool: dict[str, Any]) -> dict[str, Any]:

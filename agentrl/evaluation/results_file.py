@@ -4,6 +4,7 @@ Invariants:
 - An attempt is in the file as a whole line or not at all; what a killed program left of a line is no attempt.
 - Only one program at a time appends to the file. Reading needs no lock.
 - If a key has several lines, the last one counts.
+- A file that does not contain results is never changed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from types import TracebackType
 import msgspec
 
 from agentrl.errors import AgentrlError, ConfigError, RefusedError
+from agentrl.evaluation import attempts
 from agentrl.protocol.evaluation_commands import Attempt
 
 
@@ -41,6 +43,15 @@ def read(file: Path) -> list[Attempt]:
     return list(found.values())
 
 
+def counting(file: Path) -> list[Attempt]:
+    """The attempts from which figures are computed."""
+    return attempts.counting(read(file))
+
+
+_BEGIN = b'{"key":'
+"""The beginning of every line that `add` writes."""
+
+
 class ResultsFile:
     """A file that this process appends to, as a context. Raises RefusedError if another process appends to it."""
 
@@ -55,16 +66,25 @@ class ResultsFile:
             fcntl.flock(self._open, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._cut_half_a_line()
         except BlockingIOError:
-            os.close(self._open)
+            self._close()
             raise RefusedError(
                 f"Another `agentrl eval run` adds to {self.file}.", hint="Wait for it, or name another file: --out."
             ) from None
         except OSError as wrong:
+            self._close()
             raise ConfigError(f"{self.file} cannot be written: {wrong.strerror}.") from wrong
+        except ConfigError:
+            self._close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._open)
+        self._close()
+
+    def _close(self) -> None:
+        if self._open >= 0:
+            os.close(self._open)
+            self._open = -1
 
     def add(self, attempt: Attempt) -> None:
         """Appends an attempt. It is on disk when this returns."""
@@ -77,6 +97,7 @@ class ResultsFile:
             raise AgentrlError(f"{self.file} cannot be written: {wrong.strerror}.") from wrong
 
     def _cut_half_a_line(self) -> None:
+        """Raises ConfigError if it is not one of results: a file that was named by mistake loses nothing."""
         size = os.fstat(self._open).st_size
         at = size
         while at > 0:
@@ -85,5 +106,9 @@ class ResultsFile:
                 at = begin + found + 1
                 break
             at = begin
+        # A loss of power may leave zeros.
+        rest = os.pread(self._open, len(_BEGIN), at).rstrip(b"\0")
+        if rest and not _BEGIN.startswith(rest):
+            raise ConfigError(f"{self.file} is no file of results.", hint="Name another file: --out.")
         if at != size:
             os.ftruncate(self._open, at)

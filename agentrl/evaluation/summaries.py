@@ -18,7 +18,7 @@ from agentrl.protocol.evaluation_commands import Attempt
 By = Literal["environment", "tag", "difficulty"]
 BY: dict[By, Callable[[Attempt], Sequence[str]]] = {
     "environment": lambda one: (one.environment,),
-    "tag": lambda one: one.tags or ("no tag",),
+    "tag": lambda one: tuple(dict.fromkeys(one.tags)) or ("no tag",),
     "difficulty": lambda one: (one.difficulty or "no difficulty",),
 }
 _KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

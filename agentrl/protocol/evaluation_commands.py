@@ -74,6 +74,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     """Its name, for people."""
     environment: str
+    setup: str = ""
+    """A digest of what the model, the environment and the rule of sampling are, since their names may stay."""
     task: str
     """The row's own id, or its digest."""
     attempt: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.evaluation.attempts import content_of, tags_of
+from agentrl.evaluation.attempts import content_of, difficulty_of, tags_of
 from agentrl.policies.status_tables import RecordStatus
 from agentrl.protocol.evaluation_commands import Attempt
 from agentrl.store.database import Database, Plain
@@ -57,7 +57,7 @@ def _attempt(task: Mapping[str, Any], record: Mapping[str, Any]) -> Attempt:
         outcome=record.get("outcome", ""),
         error=record.get("error", ""),
         tags=tags_of(extra),
-        difficulty=str(extra.get("difficulty", "")),
+        difficulty=difficulty_of(extra),
         tokens=record.get("generated_tokens", 0),
         took_s=record.get("duration_s", 0.0),
         record=record["_id"],

@@ -15,11 +15,15 @@ import msgspec
 import pytest
 
 from agentrl.cli import evaluate
-from agentrl.errors import ConfigError, RefusedError
+from agentrl.cli.options import Cli
+from agentrl.errors import ConfigError, RefusedError, UsageError
 from agentrl.evaluation import attempts, inspect_log, results_file
 from agentrl.evaluation.results_file import ResultsFile
 from agentrl.evaluation.summaries import comparison, summaries
 from agentrl.protocol.evaluation_commands import Attempt
+from agentrl.store.documents import Task
+from daemons import evaluation as daemon
+from daemons.evaluation import Wanted
 
 WRITER = """
 import sys
@@ -69,6 +73,56 @@ def test_the_newest_of_a_key_counts_and_rubbish_is_named_with_its_line(tmp_path:
         results_file.read(tmp_path / "other.jsonl")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b'{"query": "1 + 1?"}\n{"query": "2 + 2?"}', b"name: demo\nmodel: {build: tiny}", b"weights"],
+    ids=["dataset", "run file", "one line"],
+)
+def test_a_file_of_something_else_is_refused_and_stays_as_it_is(tmp_path: Path, body: bytes) -> None:
+    file = tmp_path / "named-by-mistake"
+    file.write_bytes(body)
+    with pytest.raises(ConfigError, match="no file of results"), ResultsFile(file):
+        pass
+    assert file.read_bytes() == body
+
+
+def test_zeros_that_a_loss_of_power_left_are_no_attempt(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    with ResultsFile(file) as those:
+        those.add(attempt("a"))
+    with file.open("ab") as end:
+        end.write(bytes(40))
+    with ResultsFile(file) as those:
+        those.add(attempt("b"))
+    assert [one.task for one in results_file.read(file)] == ["a", "b"]
+
+
+def test_figures_are_of_the_newest_setup_of_a_model(tmp_path: Path) -> None:
+    """The weights of a directory were written again, and then with fewer attempts."""
+    file = tmp_path / "results.jsonl"
+    old = [made_with("old", "a", number, 0.0) for number in range(2)]
+    new, elsewhere = made_with("new", "a", 0, 1.0), made_with("old", "a", 0, 0.5, environment="shop")
+    with ResultsFile(file) as those:
+        for one in (*old, new, elsewhere):
+            those.add(one)
+    assert results_file.counting(file) == [new, elsewhere]
+    assert len(results_file.read(file)) == 4
+    with ResultsFile(file) as those:
+        wanted = [Wanted(task=Task(id="a"), name="a", attempt=0, key=old[0].key, setup="old")]
+        assert daemon._known(those, "m", wanted) >= {one.key for one in old}
+    assert results_file.counting(file) == [old[1], elsewhere, old[0]], "the weights from before are there again"
+    edited = made_with("old", "a", 0, 1.0, key="of another text with the same id")
+    with ResultsFile(file) as those:
+        those.add(edited)
+    assert edited in results_file.counting(file)
+    assert old[0] not in results_file.counting(file)
+
+
+def made_with(setup: str, task: str, number: int, score: float, **others: Any) -> Attempt:
+    fields = {"key": f"{setup}/{others.get('environment', '')}/{task}/{number}", "setup": setup, **others}
+    return msgspec.structs.replace(attempt(task, number, score), **fields)
+
+
 def test_a_summary_counts_tasks_and_leaves_failures_out() -> None:
     those = [
         *(attempt("a", number, score, tags=("easy", "short")) for number, score in enumerate([1.0, 0.0])),
@@ -84,6 +138,15 @@ def test_a_summary_counts_tasks_and_leaves_failures_out() -> None:
         "hard": 0.0,
         "no tag": None,
     }
+
+
+def test_a_tag_that_a_row_has_twice_counts_its_tasks_once() -> None:
+    (one,) = summaries([attempt("a", tags=("easy", "easy"))], "tag")
+    assert (one.attempts, one.passed) == (1, {"1": 1.0})
+    assert attempts.tags_of({"tags": ["easy", "easy", 3]}) == ("easy", "3")
+    assert attempts.tags_of({"tags": None}) == attempts.tags_of({}) == ()
+    assert attempts.difficulty_of({"difficulty": None}) == ""
+    assert attempts.difficulty_of({"difficulty": 3}) == "3"
 
 
 def test_models_are_compared_on_common_tasks() -> None:
@@ -126,6 +189,35 @@ def test_a_log_has_a_header_its_samples_and_their_summaries(tmp_path: Path) -> N
     ]
     assert [message["role"] for message in first["messages"]] == ["user", "assistant", "tool"]
     assert first["messages"][1]["tool_calls"][0]["id"] == first["messages"][2]["tool_call_id"]
+
+
+def test_each_log_has_a_file_of_its_own(tmp_path: Path) -> None:
+    names = [("math", "hard_m"), ("math_hard", "m"), ("math", "hard m"), ("math", "m" * 300), ("math", "m" * 300 + "x")]
+    those = [attempt("a", environment=environment, model=model) for environment, model in names]
+    files = inspect_log.write(those, tmp_path)
+    assert len({*files}) == len(names)
+    assert [model_of(file) for file in files] == [f"agentrl/{model}" for _, model in names]
+
+
+def model_of(file: Path) -> str:
+    with zipfile.ZipFile(file) as log:
+        return str(json.loads(log.read("header.json"))["eval"]["model"])
+
+
+def test_two_models_of_a_file_are_named_before_they_are_compared(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    with ResultsFile(file) as those:
+        for model in ("a", "b", "c"):
+            those.add(attempt("t", model=model))
+    cli = Cli()
+    with pytest.raises(UsageError, match="has 3 models, and two are compared") as several:
+        evaluate._two(cli, file, None, [])
+    with pytest.raises(UsageError, match="--model names 1 model, and two are compared") as one:
+        evaluate._two(cli, file, None, ["a", "a"])
+    assert several.value.hint == one.value.hint == "Choose two of a, b, c with --model."
+    assert [name for name, _ in evaluate._two(cli, file, None, ["c", "a"])] == ["c", "a"]
+    with pytest.raises(ConfigError, match="no results of 'd'"):
+        evaluate._two(cli, file, None, ["a", "d"])
 
 
 def test_a_password_of_an_address_is_not_in_the_results() -> None:

@@ -96,6 +96,35 @@ async def test_files_are_shown_without_an_answer_and_a_browser_reads_none(run: S
         assert len(screen.app.screen_stack) == 1
 
 
+@pytest.mark.parametrize("text", ["~no-such-user/results.jsonl", "x" * 300], ids=["unknown user", "too long"])
+async def test_path_that_cannot_exist_is_no_file(run: Scripted, text: str) -> None:
+    async with opened(run.state_dir, (120, 30)) as screen:
+        for keys in (("8", "V", "f"), ("9", "f")):
+            await screen.press(*keys)
+            await aeventually(lambda: len(screen.app.screen_stack) == 2)
+            await screen.type(text)
+            await screen.press("enter")
+            await screen.shows("There is no such file.")
+            await screen.press("escape")
+
+
+async def test_figures_are_summed_up_once_for_an_answer(run: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    results(Path("results.jsonl"), "base", 0.5)
+    made = list[int]()
+    of_attempts = evaluation_tables.of_attempts
+    monkeypatch.setattr(
+        evaluation_tables, "of_attempts", lambda those, width: made.append(width) or of_attempts(those, width)
+    )
+    async with opened(run.state_dir, (120, 40)) as screen:
+        await screen.press("8", "V")
+        await aeventually(lambda: screen.app.view.table.model.select("results.jsonlbase/shop"))  # type: ignore[attr-defined]
+        await screen.press("enter")
+        await screen.shows("evaluation of base", "12 answered")
+        for _ in range(3):
+            screen.app._paint_new_data()
+        assert len(made) == len(set(made))
+
+
 async def test_training_goes_back_to_the_checkpoint_of_a_version(run: Scripted) -> None:
     async with opened(run.state_dir, (100, 30)) as screen:
         await screen.command("eval list")

@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation import words
 from agentrl.evaluation.of_run import compared
 from agentrl.evaluation.progress import Progress
-from agentrl.evaluation.summaries import By, Compared, Summary, models_of, summaries
+from agentrl.evaluation.summaries import By, Compared, Summary, summaries
 from agentrl.formatting.amounts import age, counted
 from agentrl.protocol.evaluation_commands import Attempt, EvaluationRow
 from tui.model import cell_text
@@ -111,12 +111,11 @@ def _note(row: EvaluationRow, newest: str) -> str:
 
 
 def of_file(
-    file: str, attempts: Sequence[Attempt], progress: Progress | None, now: float, begin: int
+    file: str, results: Sequence[Summary], progress: Progress | None, now: float, begin: int
 ) -> list[Evaluation]:
     """`begin`: how many rows come before these."""
-    found = summaries(attempts)
-    models = models_of(attempts)
-    if progress is not None and progress.model not in models:
+    found = list(results)
+    if progress is not None and progress.model not in {one.model for one in found}:
         found.append(summary_of_nothing(progress.model))
     made = []
     for place, one in enumerate(found):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.client import Client, long_answers
+from agentrl.config import typed_paths
 from agentrl.errors import AgentrlError
 from agentrl.evaluation import progress
 from agentrl.evaluation.summaries import By, Compared
@@ -69,12 +70,12 @@ class Evaluations(QueryTable):
         made = list[Evaluation]()
         for file in self._files():
             try:
-                attempts = await self.actions.result_files.read(file)
+                found = await self.actions.result_files.read(file)
             except AgentrlError as error:
                 self._away = self._away or str(error)
                 continue
             far = progress.read(Path(file))
-            made += evaluation_tables.of_file(file, attempts, far, self.now(), begin + len(made))
+            made += evaluation_tables.of_file(file, found.summaries, far, self.now(), begin + len(made))
         return made
 
     def _files(self) -> list[str]:
@@ -102,11 +103,11 @@ class Evaluations(QueryTable):
             return
 
         def wrong(values: Values) -> str:
-            return "" if Path(values[0].strip()).expanduser().is_file() else "There is no such file."
+            return "" if typed_paths.is_file(values[0].strip()) else "There is no such file."
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.actions.result_files.opened.append(str(Path(values[0].strip()).expanduser()))
+                self.actions.result_files.opened.append(str(typed_paths.path_of(values[0].strip())))
                 self._ask_now.set()
 
         field = Field("file", hint=USUAL_FILE)
@@ -173,7 +174,7 @@ class _ResultsPage(QueryPage):
     async def attempts_of(self, source: Source, client: Client | None) -> list[Attempt]:
         if source.version is None:
             those = await self.actions.result_files.read(source.file)
-            return [one for one in those if one.model == source.model]
+            return [one for one in those.attempts if one.model == source.model]
         assert client is not None
         return await long_answers.evaluated(client, source.version, deadline_s=ANSWER_S)
 
@@ -186,6 +187,8 @@ class EvaluationPage(_ResultsPage, RecordLinksPage):
     def __init__(self, source: Source) -> None:
         super().__init__(f"evaluation of {source.model}", ("eval", "show", *source.words))
         self._source = source
+        self._drawn: tuple[int, object, list[Line]] = (0, None, [])
+        """The lines of an answer in a width."""
 
     @property
     def needs_run(self) -> bool:
@@ -195,7 +198,12 @@ class EvaluationPage(_ResultsPage, RecordLinksPage):
         return await self.attempts_of(self._source, client)
 
     def content(self, width: int) -> list[Line]:
-        return evaluation_tables.of_attempts(self._answer, width)
+        """Kept, because a page is drawn at every round, and thousands of attempts are summed up for it."""
+        of_width, answer, lines = self._drawn
+        if of_width != width or answer is not self._answer:
+            lines = evaluation_tables.of_attempts(self._answer, width)
+            self._drawn = width, self._answer, lines
+        return lines
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         attempts: list[Attempt] = self._answer
