@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.client import long_answers
+from agentrl.client.lines_file import LinesFile
+from agentrl.config import typed_paths
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted, size
 from tui.console_interface import Host, work
@@ -74,11 +76,11 @@ class Exporter:
             return
 
         def check(values: Values) -> str:
-            return export_formats.wrong_with(values[0], known) or _refusal(Path(values[0].strip()).expanduser())
+            return export_formats.wrong_with(values[0], known) or _refusal(typed_paths.path_of(values[0].strip()))
 
         def answered(values: Values | None) -> None:
             if values is not None:
-                then(Path(values[0].strip()).expanduser().absolute())
+                then(typed_paths.path_of(values[0].strip()).absolute())
 
         field = Field(
             "file", str(self._path(name, known[0])), f"its suffix decides the format: {' '.join(known)}", replaced=True
@@ -98,13 +100,14 @@ class Exporter:
     async def _write_trajectories(self, path: Path, filter: str) -> None:
         console, records, written = self._console, 0, 0
         try:
-            with path.open("xb") as file:
+            with LinesFile(path, "x") as file:
                 async for lines in long_answers.exported(console.connection.client, filter=filter):
                     await asyncio.to_thread(file.write, lines.data)
                     records, written = records + lines.records, written + len(lines.data)
                     console.report(f"{counted(records, 'records')} so far, {size(written)}")
         except OSError as error:
-            console.report(f"{path}: {error.strerror}.", Tone.BAD)
+            has = f" has {counted(records, 'records')}; then" if records else ""
+            console.report(f"{path}{has}: {error.strerror}.", Tone.BAD)
         except AgentrlError as error:
             console.report(f"{path} has {counted(records, 'records')}; then: {error}", Tone.BAD)
         else:

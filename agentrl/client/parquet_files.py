@@ -3,7 +3,7 @@
 Invariants:
 - The columns and their types are the same for every record, so files of several exports are one dataset.
 - Memory holds one row group, however many records there are.
-- If an export is interrupted, the rows written before can be read.
+- If an export is interrupted, the rows written before can be read. A file whose end cannot be written is removed.
 """
 
 from __future__ import annotations
@@ -142,12 +142,15 @@ class ParquetFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        whole = False
         try:
             self._flush()
-        finally:
             self._writer.close()
             self._file.close()
-            if kind is not None and not self._written:
+            whole = kind is None or self._written > 0
+        finally:
+            if not whole:
+                self._file.close()
                 self._path.unlink()
 
     def write(self, lines: bytes) -> None:

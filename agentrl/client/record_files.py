@@ -108,9 +108,14 @@ def name_for(record: str, suffix: str) -> Path:
 def write_new(path: Path, data: bytes) -> None:
     """Writes a new file. Raises UsageError if the file exists or cannot be written."""
     try:
-        with path.open("xb") as file:
-            file.write(data)
+        file = path.open("xb")
     except FileExistsError:
         raise UsageError(f"{path} exists already.", hint="Name another file with --output, or remove it.") from None
     except OSError as broken:
+        raise UsageError(f"{path} cannot be written: {broken.strerror}.") from broken
+    try:
+        with file:
+            file.write(data)
+    except OSError as broken:
+        path.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {broken.strerror}.") from broken

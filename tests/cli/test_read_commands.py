@@ -21,6 +21,7 @@ from agentrl.protocol import rows
 from agentrl.protocol.control_commands import ReadLogs, WaitChain, WaitLink, WhyReport
 from agentrl.protocol.data_commands import (
     BoundPreview,
+    ExportPart,
     Page,
     RecordStory,
     StalenessReport,
@@ -29,7 +30,7 @@ from agentrl.protocol.data_commands import (
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from agentrl.protocol.other_model_commands import OtherModelsReport, ServiceRow
-from tests.cli.conftest import Said, Shell
+from tests.cli.conftest import PROGRAM, Said, Shell
 from tests.cli.scripted import Scripted
 from tests.tui.steward_answers import RECORD, call_story, evaluation_rows
 from tests.waiting import PATIENCE_S
@@ -316,6 +317,18 @@ def test_evaluations_of_the_run_are_listed_shown_and_compared(shell: Shell, coor
     assert "0.790 of 4" in listed
     assert {row["part"] for row in shell("eval", "show", "v19", "--by", "tag", "--json").json} == {"bread", "fruit"}
     assert "shop: v19 is not shown to differ: +0.273" in shell("eval", "compare", "v18", "v19").out
+
+
+@pytest.mark.parametrize("file", ["/dev/full", "-"], ids=["file", "stdout"])
+def test_records_that_a_full_disk_did_not_take_are_not_counted(shell: Shell, coordinator: Scripted, file: str) -> None:
+    coordinator.answers["export_records"] = lambda args: ExportPart(b'{"a":1}\n', "last", records=1, end=True)
+    words = ["records", "export", *(["-o", file] if file != "-" else [])]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, *words], env=shell.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == ExitCode.DISK
+    assert done.stderr.strip() == "agentrl: No space left on device."
 
 
 READING = [["status"], ["why"], ["alerts", "list"], ["events"], ["tune"], ["logs", "web-0"], ["scale", "web", "2"]]
