@@ -35,12 +35,13 @@ def signals_for(process: Popen[bytes]) -> Iterator[None]:
 
 
 def messages_of(process: Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """The messages of the program, one line of JSON each."""
+    """The messages of the program, one line of JSON each. A program that was killed may leave half a line."""
     import json
 
     assert process.stdout is not None
     for line in process.stdout:
-        yield json.loads(line)
+        if line.endswith(b"\n"):
+            yield json.loads(line)
 
 
 Asked = tuple["RunConfig", dict[str, Any]]
@@ -63,7 +64,7 @@ def run_to_its_end(
     with subprocess.Popen([sys.executable, "-m", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         line = _line(process, ask)
         with signals_for(process):
-            _send(process, line)
+            send(process, line)
             for message in messages_of(process):
                 last = message["event"]
                 if last == "failed":
@@ -90,7 +91,8 @@ def _line(process: Popen[bytes], ask: Callable[[], Asked]) -> bytes:
         raise
 
 
-def _send(process: Popen[bytes], line: bytes) -> None:
+def send(process: Popen[bytes], line: bytes) -> None:
+    """Writes the request, which is the whole input of the program."""
     assert process.stdin is not None
     # If the program was interrupted, its exit status shows that.
     with contextlib.suppress(BrokenPipeError):

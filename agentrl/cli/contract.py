@@ -22,7 +22,7 @@ import typer
 
 from agentrl.cli import tried_environments
 from agentrl.cli.adapted import FileOrWord, WithArguments, WithPython
-from agentrl.cli.child_program import signals_for
+from agentrl.cli.child_program import send, signals_for
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import Sets
 from agentrl.errors import AgentrlError, ExitCode, ToldError, UsageError
@@ -138,10 +138,8 @@ def _one_program(asked: dict[str, Any], at_most_s: float) -> Iterator[dict[str, 
         signals_for(process),
         selectors.DefaultSelector() as selector,
     ):
-        assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(asked).encode() + b"\n")
-        process.stdin.close()
+        send(process, json.dumps(asked).encode() + b"\n")
         selector.register(process.stdout, selectors.EVENT_READ)
         rest, hung, heard_at = b"", False, time.monotonic()
         limit_s = STARTS_WITHIN_S

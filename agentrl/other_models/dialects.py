@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -100,11 +100,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+_Count: TypeAlias = int | float | None
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    input_tokens: _Count = 0
+    output_tokens: _Count = 0
 
 
 class _Completion(msgspec.Struct):
@@ -162,6 +165,6 @@ def _of_anthropic(found: _Reply) -> Answer:
     return Answer(text, _count(usage.input_tokens), _count(usage.output_tokens), finish)
 
 
-def _count(value: int) -> int:
-    """A count from a service may have any type or value."""
-    return min(max(value, 0), 100_000_000)
+def _count(value: _Count) -> int:
+    """A count from a service may have any value."""
+    return int(min(max(value or 0, 0), 100_000_000))

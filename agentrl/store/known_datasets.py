@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import AgentrlError, RefusedError, UsageError
+from agentrl.errors import AgentrlError, ExitCode, RefusedError, UsageError
 from agentrl.store import datasets
 from agentrl.store.hub_datasets import HubError, local_copy
 
@@ -113,9 +113,17 @@ def main(name: str, folder: str) -> int:
             raise UsageError(f"There is no dataset {name!r}.", hint=f"Known are {', '.join(KNOWN)}.")
         print(json.dumps(KNOWN[name](Path(folder))))
     except AgentrlError as wrong:
-        print(json.dumps({"event": "failed", "message": wrong.message, "hint": wrong.hint, "code": wrong.exit_code}))
-        return int(wrong.exit_code)
-    return 0
+        return _failed(wrong)
+    except OSError as wrong:
+        return _failed(UsageError(f"{wrong.filename or folder} cannot be written: {wrong.strerror}."))
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+def _failed(wrong: AgentrlError) -> int:
+    print(json.dumps({"event": "failed", "message": wrong.message, "hint": wrong.hint, "code": wrong.exit_code}))
+    return wrong.exit_code
 
 
 if __name__ == "__main__":

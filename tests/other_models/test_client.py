@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,19 @@ async def test_what_is_no_answer_is_tried_again_and_shows_no_key(
     assert away.ledger.calls[0].error
     assert KEY not in f"{raised.value} {away.ledger.calls} {caplog.text}"
     await away.models.close()
+
+
+@pytest.mark.parametrize("counted", [None, 5.0, -3, 10**15], ids=str)
+async def test_what_a_service_counts_oddly_is_no_reason_to_ask_again(
+    counted: float | None, services: Callable[..., Service]
+) -> None:
+    body = json.loads(openai("yes")) | {"usage": {"prompt_tokens": 10, "completion_tokens": counted}}
+    of = Asking(entry(await services(lambda asked: Said(json.dumps(body).encode())).start()))
+    assert await of.ask() == "yes"
+    (call,) = of.ledger.calls
+    assert (call.tries, call.tokens_in) == (1, 10)
+    assert 0 <= call.tokens_out <= 10**8
+    await of.models.close()
 
 
 async def test_the_next_service_answers_until_the_first_one_is_back(services: Callable[..., Service]) -> None:

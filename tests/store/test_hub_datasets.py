@@ -69,3 +69,6 @@ def test_gsm8k_is_made_in_the_same_form_where_there_is_no_network(
         assert steps[-1][2] == row.answer
     assert app.run(["data", "gsm8k", "--dir", str(tmp_path / "d"), "--json"]) == ExitCode.REFUSED
     assert app.run(["data", "other", "--json"]) == ExitCode.USAGE
+    capsys.readouterr()
+    assert app.run(["data", "gsm8k", "--dir", str(run_file / "within"), "--json"]) == ExitCode.USAGE
+    assert "cannot be written: Not a directory" in json.loads(capsys.readouterr().out)["error"]["message"]
