@@ -17,7 +17,7 @@ from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import GroupSpec, Role, incarnation_name
-from agentrl.supervision import desired_state, events, lost_hosts, restarts
+from agentrl.supervision import desired_state, events, lost_hosts, restarts, unit_stops
 from agentrl.supervision.devices import share_of
 from agentrl.supervision.instructions import (
     Forget,
@@ -234,7 +234,7 @@ class Supervisor:
             self._life.found_alive(slot, now, "its host is back")
             self._ready_without_words(slot, entry.ready is True, now)
             if slot.state is S.STOPPING:
-                self._life.go_on_stopping(slot, now)
+                unit_stops.go_on(self._life, slot, now)
         else:
             self._life.ended(slot, entry.exit, now, dice)
         if entry.group_empty:
@@ -354,7 +354,7 @@ class Supervisor:
                 self._life.set_timer(slot, now + self._patience_s)
             return
         if now - slot.continued_at < self.times.dead_after_s:
-            self._life.hang(slot, "its process was stopped by a signal again after it was continued", now)
+            unit_stops.hang(self._life, slot, "its process was stopped by a signal again after it was continued", now)
             return
         slot.continued_at = now
         self._life.out.append(Signal(slot.host, slot.unit, slot.incarnation, int(signal.SIGCONT)))
@@ -426,9 +426,9 @@ class Supervisor:
         if slot is None:
             return
         if slot.state is S.DRAINING:
-            self._life.kill(slot, f"killed while draining: {event.because}", now)
+            unit_stops.kill(self._life, slot, f"killed while draining: {event.because}", now)
         else:
-            self._life.hang(slot, event.because, now)
+            unit_stops.hang(self._life, slot, event.because, now)
 
     # ---- time ----
 
@@ -459,14 +459,14 @@ class Supervisor:
         if slot.state is S.STARTING:
             assert slot.spec is not None
             slot.stopping_because = f"never came up: not ready within {now - slot.since:.1f} s"
-            self._life.terminate(slot, slot.stopping_because, now)
+            unit_stops.terminate(self._life, slot, slot.stopping_because, now)
         elif slot.state in (S.READY, S.SUSPECT):
             if slot.stopped_process:
-                self._life.hang(slot, "its process was stopped by a signal and did not continue", now)
+                unit_stops.hang(self._life, slot, "its process was stopped by a signal and did not continue", now)
             elif slot.unhealthy:
-                self._life.hang(slot, slot.unhealthy, now)
+                unit_stops.hang(self._life, slot, slot.unhealthy, now)
         elif slot.state is S.DRAINING:
-            self._life.terminate(slot, f"{slot.reason}; did not finish in {now - slot.since:.1f} s", now)
+            unit_stops.terminate(self._life, slot, f"{slot.reason}; did not finish in {now - slot.since:.1f} s", now)
         elif slot.state is S.STOPPING:
-            self._life.kill(slot, slot.reason, now)
+            unit_stops.kill(self._life, slot, slot.reason, now)
         self._life.touch(slot)

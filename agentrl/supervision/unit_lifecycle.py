@@ -3,18 +3,15 @@
 Invariants:
 - An incarnation is spawned only if no process of an earlier one lives on any reachable host.
 - Instructions that persist precede those that act.
-- A stop always ends: drain, then SIGTERM, then SIGKILL until nothing is left.
 """
 
 from __future__ import annotations
 
-import signal
-
 from agentrl.config.supervision_times import SupervisionTimes
-from agentrl.protocol.messages import CancelDrain, DeviceUse, Drain, ExitStatus, ProcessInfo, SetPaused
+from agentrl.protocol.messages import DeviceUse, ExitStatus, ProcessInfo, SetPaused
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import Life, Rank, incarnation_name
-from agentrl.supervision import gang_epochs, restarts
+from agentrl.supervision import gang_epochs, restarts, unit_stops
 from agentrl.supervision.devices import HeldDevices, share_of
 from agentrl.supervision.gang_placement import Seat
 from agentrl.supervision.instructions import (
@@ -22,12 +19,10 @@ from agentrl.supervision.instructions import (
     Died,
     Forget,
     Instruction,
-    KillTree,
     Persist,
     Publish,
     Report,
     SendToUnit,
-    Signal,
     Spawn,
     StartTimer,
 )
@@ -71,6 +66,11 @@ class Lifecycle:
 
     def recheck_pending(self) -> None:
         self.pending.recheck()
+
+    def _recheck_stop_order(self) -> None:
+        """A unit ended, started, was lost or was found: others may stop because of that."""
+        self._stop_order.changed()
+        self._dirty |= self._stop_order.waiting
 
     def host_changed(self, host: str) -> None:
         """A host connected, became silent or leaves."""
@@ -164,14 +164,14 @@ class Lifecycle:
             if not runs or slot.generation != slot.started_generation:
                 self._start_or_say_why_not(slot, now)
         elif slot.state in IN_SERVICE:
-            if not runs or self.outdated(slot):
-                self._stop_in_its_turn(slot, now)
+            if (not runs or self.outdated(slot)) and self._stop_order.is_next(slot):
+                unit_stops.begin(self, slot, now)
         elif slot.state is S.DRAINING:
-            self._reconsider_drain(slot, now)
+            unit_stops.reconsider_drain(self, slot, now)
         elif slot.state is S.STOPPING:
             at_once = slot.stop_now or self.state.run.stop_now
             if at_once and not slot.tree_gone and slot.reason != "killed":
-                self.kill(slot, "killed", now)
+                unit_stops.kill(self, slot, "killed", now)
         elif slot.state is S.LOST:
             self._replace_lost(slot, now)
         elif slot.state is S.FATAL:
@@ -262,114 +262,6 @@ class Lifecycle:
         if slot.spec is not None and slot.spec.speaks and slot.state in WITH_PROCESS:
             self.out.append(SendToUnit(slot.unit, slot.incarnation, SetPaused(self.paused(slot))))
         self.out.append(Publish("unit", slot.unit))
-
-    # ---- stopping ----
-
-    def _stop_in_its_turn(self, slot: Slot, now: float) -> None:
-        if self._stop_order.is_next(slot):
-            self.begin_stop(slot, now)
-
-    def _recheck_stop_order(self) -> None:
-        """A unit ended, started, was lost or was found: others may stop because of that."""
-        self._stop_order.changed()
-        self._dirty |= self._stop_order.waiting
-
-    def begin_stop(self, slot: Slot, now: float) -> None:
-        why = self._why_stop(slot)
-        assert slot.spec is not None
-        if slot.stop_now or self.state.run.stop_now:
-            self.kill(slot, "killed", now)
-        elif slot.spec.speaks and slot.state is not S.STARTING and not gang_epochs.lacks_a_rank(self, slot):
-            grace = self.times.drain_patience_s if slot.patient else slot.spec.drain_grace_s
-            until = before_its_host_leaves(self.state, slot, now + grace, now)
-            self.move(slot, S.DRAINING, why, now)
-            self.set_timer(slot, until)
-            self.out.append(SendToUnit(slot.unit, slot.incarnation, Drain(until - now)))
-        else:
-            self.terminate(slot, why, now)
-
-    def _why_stop(self, slot: Slot) -> str:
-        if not self.state.run.up:
-            return "the run goes down"
-        if slot.held:
-            return slot.held
-        if not slot.wanted:
-            return "scaled down"
-        if self.state.is_leaving(slot.host):
-            return f"host {slot.host} leaves ({self.state.hosts[slot.host].leaving})"
-        if slot.host in self.state.run.draining_hosts:
-            return f"host {slot.host} is drained"
-        group = self.state.groups.get(slot.group)
-        if group is not None and group.gang_epoch != slot.started_epoch:
-            return f"its gang starts again: {group.gang_why}"
-        return "is replaced"
-
-    def _reconsider_drain(self, slot: Slot, now: float) -> None:
-        if slot.stop_now or self.state.run.stop_now:
-            self.kill(slot, "killed", now)
-        elif self.runs(slot) and not self.outdated(slot):
-            self.out.append(SendToUnit(slot.unit, slot.incarnation, CancelDrain()))
-            slot.patient = False
-            self.move(slot, S.READY, "drain cancelled", now)
-
-    def terminate(self, slot: Slot, why: str, now: float) -> None:
-        """SIGTERM; after the grace the whole tree is killed."""
-        assert slot.spec is not None
-        if self._lose_on_silent_host(slot, why, now):
-            return
-        self.move(slot, S.STOPPING, why, now)
-        self.set_timer(slot, now + slot.spec.term_grace_s)
-        self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
-
-    def go_on_stopping(self, slot: Slot, now: float) -> None:
-        """Repeat the stop, because its host reports that it still lives and SIGTERM may have been lost. The grace is
-        unchanged.
-        """
-        if slot.stopping_because or slot.stop_now or self.state.run.stop_now or slot.timer <= now:
-            self.set_timer(slot, now)
-        else:
-            assert slot.spec is not None
-            self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
-
-    def _lose_on_silent_host(self, slot: Slot, why: str, now: float) -> bool:
-        """Mark the unit as lost: a silent host executes no order, so a wait for its end could last for ever."""
-        if not self.state.is_silent(slot.host):
-            return False
-        self.lose(slot, f"{why}; host {slot.host} is silent", now)
-        return True
-
-    def kill(self, slot: Slot, why: str, now: float) -> None:
-        if self._lose_on_silent_host(slot, why, now):
-            return
-        if slot.state is S.STOPPING:
-            slot.reason = why
-            self.touch(slot)
-        else:
-            self.move(slot, S.STOPPING, why, now)
-        self.set_timer(slot, now + self.times.kill_again_s)
-        self.out.append(KillTree(slot.host, slot.unit, slot.incarnation))
-
-    def hang(self, slot: Slot, because: str, now: float) -> None:
-        """Replace a unit that hangs: first its stacks (SIGABRT), then SIGKILL for its process tree."""
-        if slot.state not in (S.READY, S.SUSPECT):
-            return
-        if self._lose_on_silent_host(slot, because, now):
-            return
-        if slot.host not in self.state.hosts:
-            # The coordinator is new, and its host has not connected yet.
-            if not slot.timer:
-                self.set_timer(slot, now + self.times.kill_again_s)
-            return
-        slot.stopping_because = f"hung: {because}"
-        if slot.spec is not None and slot.spec.speaks:
-            self.move(slot, S.STOPPING, slot.stopping_because, now)
-            self.set_timer(slot, now + self.times.stacks_grace_s)
-            self._signal(slot, signal.SIGABRT, leader_only=True)
-        else:
-            self.kill(slot, slot.stopping_because, now)
-
-    def _signal(self, slot: Slot, number: int, leader_only: bool) -> None:
-        self.out.append(Signal(slot.host, slot.unit, slot.incarnation, int(number), leader_only))
 
     # ---- ends ----
 
@@ -494,7 +386,7 @@ class Lifecycle:
                 self.set_timer(slot, now + slot.spec.start_deadline_s)
             if slot.stopping_because:
                 # It was being replaced when its host became silent.
-                self.kill(slot, slot.stopping_because, now)
+                unit_stops.kill(self, slot, slot.stopping_because, now)
         self.out.append(Publish("unit", slot.unit))
 
     def forget_ghost(self, slot: Slot, host: str, incarnation: int) -> None:
