@@ -9,9 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,12 +19,11 @@ from agentrl.policies.loss_settings import CriticRule, PolicyLoss
 from agentrl.training import corrections, losses
 from agentrl.training.corrections import Columns, Records, SumOverProcesses
 from agentrl.training.critic import Critic, required, targets_of
+from agentrl.training.forward_passes import ForwardPasses
 from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.packing import Row
 from agentrl.training.pair_scores import PairScorer, Scored
 from agentrl.training.step_parts import Facts, Objective, Part
-
-Passes = Callable[[Callable[[Sequence[MicroBatch]], Any], Sequence[list[Row]]], Iterator[tuple[MicroBatch, Any]]]
 
 
 class ColumnPasses:
@@ -36,16 +33,11 @@ class ColumnPasses:
         reference: Callable[[Sequence[MicroBatch]], list[Scored]] | None,
         critic: Critic | None,
         *,
-        through: Passes,
+        forward: ForwardPasses,
         summed: SumOverProcesses,
-        autocast: Callable[[], AbstractContextManager[None]],
-        device: torch.device,
-        dtype: torch.dtype,
     ) -> None:
-        """`through` makes the forward passes of a scorer; `dtype` is that of log-probs."""
         self._scorer, self._reference, self._critic = scorer, reference, critic
-        self._through, self._summed, self._autocast = through, summed, autocast
-        self._device, self._dtype = device, dtype
+        self._forward, self._summed = forward, summed
 
     @torch.no_grad()
     def columns(self, micros: Sequence[list[Row]], facts: Facts, objective: Objective) -> Columns:
@@ -54,7 +46,7 @@ class ColumnPasses:
             return {}
         columns: Columns = {}
         if self._reference is not None:
-            with self._autocast():
+            with self._forward.autocast():
                 columns["reference"] = self._scores(self._reference, micros)
         if objective.needs_proximal:
             columns |= self._before(micros, facts, objective, columns.get("reference"))
@@ -90,8 +82,8 @@ class ColumnPasses:
     ) -> Columns:
         """Advantages and targets from the values of the critic before the step."""
         values, places = [], []
-        for micro, valued in self._through(required(self._critic).scorer, micros):
-            values.append(valued.values.to(self._dtype))
+        for micro, valued in self._forward.through(required(self._critic).scorer, micros):
+            values.append(valued.values.to(self._forward.dtype))
             places.append((micro.record, micro.order))
         found = targets_of(values, penalty, places, facts, rule, self._summed)
         return {"advantage": found.advantage, "value": found.value, "returns": found.returns}
@@ -112,12 +104,14 @@ class ColumnPasses:
     def _scores(
         self, scorer: Callable[[Sequence[MicroBatch]], list[Scored]], micros: Sequence[list[Row]]
     ) -> list[Tensor]:
-        return [scored.log_probs for _, scored in self._through(scorer, micros)]
+        return [scored.log_probs for _, scored in self._forward.through(scorer, micros)]
 
     def _behaviour(self, micros: Sequence[Sequence[Row]]) -> list[Tensor]:
         columns = (np.concatenate([row.pairs.behaviour for row in part]) for part in micros)
-        return [torch.from_numpy(column).to(device=self._device, dtype=self._dtype) for column in columns]
+        return [
+            torch.from_numpy(column).to(device=self._forward.device, dtype=self._forward.dtype) for column in columns
+        ]
 
     def _records(self, micros: Sequence[list[Row]], facts: Facts) -> Records:
         columns = (np.concatenate([row.pairs.record for row in part]) for part in micros)
-        return Records([torch.from_numpy(one).to(self._device) for one in columns], facts.pairs_of_record)
+        return Records([torch.from_numpy(one).to(self._forward.device) for one in columns], facts.pairs_of_record)

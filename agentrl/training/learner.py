@@ -17,8 +17,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +27,13 @@ from torch import Tensor
 
 from agentrl.policies.loss_settings import CriticRule
 from agentrl.training import learner_state, lora, losses, memory_limits, parallel, precision, step_metrics
-from agentrl.training.batch import Batch, Trajectory, split_by_groups, whole_sequence
+from agentrl.training.batch import Batch, Trajectory, split_by_groups
 from agentrl.training.column_passes import ColumnPasses
 from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
-from agentrl.training.learner_images import CANARY, LearnerImages
+from agentrl.training.forward_passes import ForwardPasses
+from agentrl.training.learner_images import LearnerImages
 from agentrl.training.learner_settings import Gathered, LearnerSettings, StepResult
-from agentrl.training.micro_batch import MicroBatch, collate
+from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.model_twin import Twin
 from agentrl.training.optimizers import OptimizerSet, optimizers_for
 from agentrl.training.packing import Row, micro_batches, rows
@@ -103,6 +103,14 @@ class Learner:
         model = load_model(self._base, dtype=dtype)
         self.layout = layout_of(model)
         self.images = LearnerImages(how_images_are_shown(model, self.companions, directory))
+        self._forward = ForwardPasses(
+            self._parallelism,
+            self.images,
+            self.layout,
+            device=self.accelerator.device,
+            dtype=self._log_dtype,
+            precision=settings.precision,
+        )
         if settings.adapters is not None:
             lora.add(model, settings.adapters)
             if lora.has_adapters(directory):
@@ -378,7 +386,7 @@ class Learner:
         self._zero_grad()
         columns = ({name: column[at] for name, column in part.columns.items()} for at in range(len(part.micros)))
         for together in self._parallelism.together(part.micros):
-            micros = [self._collated(rows_of) for rows_of in together]
+            micros = [self._forward.collated(rows_of) for rows_of in together]
             own = list(itertools.islice(columns, len(micros)))
             for micro, of_micro, scored in zip(micros, own, self._scorer(micros), strict=True):
                 facts, ages = of_pairs(micro, part.facts, objective, of_micro)
@@ -419,10 +427,10 @@ class Learner:
         """Log-probs at temperature 1 of all tokens except the first of each sequence; with the weights as they are
         published in this type, or with its own."""
         if published in (None, self.model.dtype):
-            return self._log_probs(sequences)
+            return self._log_probs(self._scorer, sequences)
         self._before_weights_change()
         with rounded(self._scorer.parameters(), published):
-            return self._log_probs(sequences)
+            return self._log_probs(self._scorer, sequences)
 
     @property
     def computes_beside(self) -> bool:
@@ -438,28 +446,13 @@ class Learner:
         adapters = {name: one.clone() for name, one in self.gathered("trained weights").items()} if alone else {}
 
         def log_probs(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-            with twin.filled(adapters or snapshot.named()) as model, self._autocast():
-                return self._log_probs(sequences, PairScorer(model))
+            with twin.filled(adapters or snapshot.named()) as model, self._forward.autocast():
+                return self._log_probs(PairScorer(model), sequences)
 
         return log_probs
 
-    @torch.no_grad()
-    def _log_probs(self, sequences: Sequence[Sequence[int]], scorer: PairScorer | None = None) -> list[list[float]]:
-        packed = rows([whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
-        values: list[list[float]] = [[] for _ in sequences]
-        micros = micro_batches(packed, self.settings.tokens_per_batch, self.layout)
-        for micro, scored in self._through(scorer or self._scorer, micros):
-            for index in {int(one) for one in micro.record.tolist()}:
-                values[index] = scored.log_probs[micro.record == index].tolist()
-        return values
-
-    def _through(
-        self, scorer: Callable[[Sequence[MicroBatch]], Any], micros: Sequence[list[Row]]
-    ) -> Iterator[tuple[MicroBatch, Any]]:
-        """Forward passes without a backward pass."""
-        for together in self._parallelism.together(micros):
-            batches = [self._collated(rows_of) for rows_of in together]
-            yield from zip(batches, scorer(batches), strict=True)
+    def _log_probs(self, scorer: PairScorer, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return self._forward.log_probs(scorer, sequences, most_tokens=self.settings.tokens_per_batch)
 
     def _count_kept_only(self, measured: step_metrics.Measures) -> None:
         """Scales the whole gradient before it is clipped, so that masked pairs do not count."""
@@ -478,23 +471,13 @@ class Learner:
         """The sum over all ranks. Each record belongs to one rank."""
         return float(self._parallelism.summed(torch.tensor(count, device=self.accelerator.device)))
 
-    def _collated(self, part: Sequence[Row]) -> MicroBatch:
-        idle = None if self.images.how is None else CANARY
-        return collate(part, self.layout, self.accelerator.device, self._log_dtype, self.images.patches, idle)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return precision.autocast(self.accelerator.device, self.settings.precision)
-
     def _passes(self) -> ColumnPasses:
         return ColumnPasses(
             self._scorer,
             self._base_scores if self._base_is_reference else self._reference,
             self.critic,
-            through=self._through,
+            forward=self._forward,
             summed=self._parallelism.summed,
-            autocast=self._autocast,
-            device=self.accelerator.device,
-            dtype=self._log_dtype,
         )
 
     def _base_scores(self, batches: Sequence[MicroBatch]) -> list[Scored]:
