@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrl import doctor
 from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.tool_packages import Packages
 from agentrl.config.tool_sandbox import Sandbox, required
+from agentrl.doctor import host_checks, run_checks
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.sandboxes import sandbox_cgroups
 from agentrl.sandboxes.sandbox_choice import choose
@@ -81,8 +81,8 @@ def test_wrong_run_file_is_one_finding(tmp_path: Path) -> None:
 
 
 def test_old_python_fails() -> None:
-    assert doctor.check_python((3, 10, 12)).verdict == "fail"
-    assert doctor.check_python((3, 13, 0)).verdict == "ok"
+    assert host_checks.check_python((3, 10, 12)).verdict == "fail"
+    assert host_checks.check_python((3, 13, 0)).verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_old_python_fails() -> None:
     ],
 )
 def test_package_versions_are_compared(installed: dict[str, tuple[str, list[str]]], verdict: str, part: str) -> None:
-    check = doctor.check_packages("1.0", installed)
+    check = host_checks.check_packages("1.0", installed)
     assert (check.verdict, part in check.sentence) == (verdict, True), check
 
 
 def test_few_open_files_warn_and_very_few_fail() -> None:
-    assert doctor.check_open_files(65536, 65536).verdict == "ok"
-    assert doctor.check_open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).verdict == "ok"
-    few = doctor.check_open_files(1024, 4096)
+    assert host_checks.check_open_files(65536, 65536).verdict == "ok"
+    assert host_checks.check_open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).verdict == "ok"
+    few = host_checks.check_open_files(1024, 4096)
     assert (few.verdict, "ulimit -n 4096" in few.hint) == ("warn", True)
-    assert doctor.check_open_files(64, 64).verdict == "fail"
+    assert host_checks.check_open_files(64, 64).verdict == "fail"
 
 
 def test_state_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
-    assert doctor.check_state_dir(tmp_path / "not" / "yet").verdict == "ok"
-    check = doctor.check_state_dir(Path("/proc/agentrl"))
+    assert host_checks.check_state_dir(tmp_path / "not" / "yet").verdict == "ok"
+    check = host_checks.check_state_dir(Path("/proc/agentrl"))
     assert (check.verdict, "AGENTRL_HOME" in check.hint) == ("fail", True)
 
 
@@ -119,62 +119,62 @@ def test_state_directory_on_a_network_file_system_fails(tmp_path: Path, monkeypa
     def remote(directory: Path) -> None:
         raise ConfigError(f"{directory} is on a network file system (nfs4).", hint="Set AGENTRL_HOME.")
 
-    monkeypatch.setattr(doctor, "refuse_network_file_system", remote)
-    assert doctor.check_state_dir(tmp_path).verdict == "fail"
+    monkeypatch.setattr(host_checks, "refuse_network_file_system", remote)
+    assert host_checks.check_state_dir(tmp_path).verdict == "fail"
 
 
 def test_small_disk_warns_and_a_full_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, verdict in ((6 << 30, "ok"), (1 << 30, "warn"), (10 << 20, "fail")):
-        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        assert doctor.check_disk(tmp_path).verdict == verdict
+        monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        assert host_checks.check_disk(tmp_path).verdict == verdict
 
 
 def test_runtime_directory_with_too_long_a_name_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    check = doctor.check_sockets()
+    check = host_checks.check_sockets()
     assert check.verdict == "fail"
     assert "107" in check.sentence
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
-    assert doctor.check_sockets().verdict == "ok"
+    assert host_checks.check_sockets().verdict == "ok"
 
 
 def test_clock_that_jumps_warns() -> None:
     times = iter([2e9, 2e9 + 5.0, 2e9 + 5.0])
     steady = iter([0.0, 0.1])
-    check = doctor.check_clock(lambda: next(times), lambda: next(steady), lambda seconds: None)
+    check = host_checks.check_clock(lambda: next(times), lambda: next(steady), lambda seconds: None)
     assert (check.verdict, "+4900 ms" in check.sentence) == ("warn", True)
 
 
 def test_clock_in_the_past_warns() -> None:
-    assert "behind" in doctor.check_clock(lambda: 1e9, lambda: 5.0, lambda seconds: None).sentence
+    assert "behind" in host_checks.check_clock(lambda: 1e9, lambda: 5.0, lambda seconds: None).sentence
 
 
 def test_missing_mongod_fails_only_a_run_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise ConfigError("There is no mongod on this host.", hint="Install it.")
 
-    monkeypatch.setattr(doctor, "find_mongod", missing)
-    assert doctor.check_mongod(needed=False).verdict == "warn"
-    assert doctor.check_mongod(needed=True).verdict == "fail"
+    monkeypatch.setattr(host_checks, "find_mongod", missing)
+    assert host_checks.check_mongod(needed=False).verdict == "warn"
+    assert host_checks.check_mongod(needed=True).verdict == "fail"
 
 
 def test_gpus_are_listed_and_a_broken_driver_warns(tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n")
     tool.chmod(0o755)
-    assert doctor.check_gpu(str(tool)).sentence == "1 GPU: NVIDIA H100, 81559 MiB."
+    assert host_checks.check_gpu(str(tool)).sentence == "1 GPU: NVIDIA H100, 81559 MiB."
     tool.write_text("#!/bin/sh\necho 'Failed to initialize NVML: mismatch'\nexit 18\n")
-    broken = doctor.check_gpu(str(tool))
+    broken = host_checks.check_gpu(str(tool))
     assert (broken.verdict, "mismatch" in broken.sentence) == ("warn", True)
-    assert doctor.check_gpu(None).verdict == "ok"
+    assert host_checks.check_gpu(None).verdict == "ok"
 
 
 def test_terminal_that_cannot_show_text_warns() -> None:
-    assert doctor.check_terminal(True, "xterm-256color", "UTF-8").verdict == "ok"
-    assert doctor.check_terminal(True, "dumb", "UTF-8").verdict == "warn"
-    assert doctor.check_terminal(False, "", "ANSI_X3.4-1968").verdict == "warn"
+    assert host_checks.check_terminal(True, "xterm-256color", "UTF-8").verdict == "ok"
+    assert host_checks.check_terminal(True, "dumb", "UTF-8").verdict == "warn"
+    assert host_checks.check_terminal(False, "", "ANSI_X3.4-1968").verdict == "warn"
 
 
 def test_ports_in_use_are_no_problem_while_the_own_coordinator_is_up() -> None:
@@ -182,16 +182,16 @@ def test_ports_in_use_are_no_problem_while_the_own_coordinator_is_up() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         listen = f"tcp://127.0.0.1:{min(taken.getsockname()[1], 65_533)}"
-        assert doctor.check_ports(listen, 0).verdict == "fail"
-        assert doctor.check_ports(listen, os.getpid()).verdict == "ok"
-    elsewhere = doctor.check_ports("tcp://203.0.113.1:7600", 0)
+        assert run_checks.check_ports(listen, 0).verdict == "fail"
+        assert run_checks.check_ports(listen, os.getpid()).verdict == "ok"
+    elsewhere = run_checks.check_ports("tcp://203.0.113.1:7600", 0)
     assert elsewhere.verdict == "fail"
     assert "an address of this host" in elsewhere.hint
 
 
 def test_missing_proc_fails(tmp_path: Path) -> None:
-    assert doctor.check_processes(tmp_path).verdict == "fail"
-    assert doctor.check_processes().verdict != "fail"
+    assert host_checks.check_processes(tmp_path).verdict == "fail"
+    assert host_checks.check_processes().verdict != "fail"
 
 
 def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> No
 
 
 def test_a_missing_sandbox_is_a_warning_and_a_required_one_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    (fine,) = doctor.check_sandboxes({})
+    (fine,) = run_checks.check_sandboxes({})
     assert fine.verdict == "ok"
     monkeypatch.setattr("agentrl.sandboxes.bubblewrap.problem", lambda: "bubblewrap is not installed; install it")
-    (general,) = doctor.check_sandboxes({})
+    (general,) = run_checks.check_sandboxes({})
     assert (general.verdict, general.sentence) == (
         "warn",
         "Tool servers run without a sandbox: bubblewrap is not installed.",
@@ -230,7 +230,7 @@ def test_a_missing_sandbox_is_a_warning_and_a_required_one_a_failure(monkeypatch
         name: Environment(code="e.py", dataset="d.jsonl", sandbox=required(plain))
         for name, plain in (("d", "process"), ("e", "none"))
     }
-    first, second, third = doctor.check_sandboxes(servers, environments)
+    first, second, third = run_checks.check_sandboxes(servers, environments)
     assert [each.verdict for each in (first, second, third)] == ["warn", "fail", "fail"]
     assert third.sentence.startswith("The environment d is not started: bubblewrap")
     assert first.sentence.startswith("The tool server a runs without a sandbox: bubblewrap")
@@ -244,7 +244,7 @@ def test_missing_cgroup_is_named_by_the_doctor_and_in_the_row_of_the_server(monk
         row = choose(Sandbox()).sentence
         assert row.startswith(f"in a process sandbox: no cgroup limits the {what} of all its processes; start")
     monkeypatch.setattr("agentrl.host.cgroups.place_of", lambda controller: None)
-    (missing,) = doctor.check_sandboxes({"a": ToolServer(command=("x",), sandbox=Sandbox(required=True))})
+    (missing,) = run_checks.check_sandboxes({"a": ToolServer(command=("x",), sandbox=Sandbox(required=True))})
     assert missing.verdict == "warn", "each process still has its limits, so the server starts"
     assert missing.sentence == "Of a sandbox no cgroup limits the memory and number of all its processes."
     assert "Delegate=yes" in missing.hint
@@ -257,10 +257,10 @@ def test_packages_of_tool_servers_are_checked(monkeypatch: pytest.MonkeyPatch) -
         "memory": ToolServer(command=("m",), npm=Packages.model_validate({"packages": "memory"})),
     }
     monkeypatch.setattr(npm_packages, "lacks_node", lambda: "node is not installed")
-    loose, pip, node = doctor.check_tool_packages(servers)
+    loose, pip, node = run_checks.check_tool_packages(servers)
     assert (loose.verdict, pip.verdict, node.verdict) == ("fail", "ok", "warn")
     assert "git, memory" in loose.sentence
     assert "node is not installed" in node.sentence
     monkeypatch.setattr(python_packages, "find_spec", lambda name: None)
-    assert "ensurepip" in list(doctor.check_tool_packages({"git": servers["git"]}))[1].hint
-    assert list(doctor.check_tool_packages({"plain": ToolServer(command=("x",))})) == []
+    assert "ensurepip" in list(run_checks.check_tool_packages({"git": servers["git"]}))[1].hint
+    assert list(run_checks.check_tool_packages({"plain": ToolServer(command=("x",))})) == []
