@@ -14,37 +14,43 @@ def register(app: typer.Typer) -> None:
     add_command(app, "fork", acts=True)(fork)
 
 
+Base = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RECORD[/TURN[.CALL]]]",
+        help="Sample this turn again, or go on behind this tool call; of a failed record, where it failed.",
+        show_default=False,
+    ),
+]
+Replays = Annotated[
+    list[str] | None,
+    typer.Option("--replay", metavar="REPLAY", help="Go on with the result of this replay.", show_default=False),
+]
+EditResult = Annotated[
+    str | None,
+    typer.Option("--edit-result", metavar="TEXT", help="What the call shall have returned.", show_default=False),
+]
+EditMessage = Annotated[
+    str | None,
+    typer.Option("--edit-message", metavar="TEXT", help="What the user shall have said at first.", show_default=False),
+]
+Times = Annotated[
+    int | None,
+    typer.Option(
+        "--times", metavar="N", min=1, max=64, help="How many go on; default: as the rules say.", show_default=False
+    ),
+]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)]
+
+
 async def fork(
     cli: Cli,
-    base: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RECORD[/TURN[.CALL]]]",
-            help="Sample this turn again, or go on behind this tool call; of a failed record, where it failed.",
-            show_default=False,
-        ),
-    ] = "",
-    replay: Annotated[
-        list[str] | None,
-        typer.Option("--replay", metavar="REPLAY", help="Go on with the result of this replay.", show_default=False),
-    ] = None,
-    edit_result: Annotated[
-        str | None,
-        typer.Option("--edit-result", metavar="TEXT", help="What the call shall have returned.", show_default=False),
-    ] = None,
-    edit_message: Annotated[
-        str | None,
-        typer.Option(
-            "--edit-message", metavar="TEXT", help="What the user shall have said at first.", show_default=False
-        ),
-    ] = None,
-    times: Annotated[
-        int | None,
-        typer.Option(
-            "--times", metavar="N", min=1, max=64, help="How many go on; default: as the rules say.", show_default=False
-        ),
-    ] = None,
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)] = "",
+    base: Base = "",
+    replay: Replays = None,
+    edit_result: EditResult = None,
+    edit_message: EditMessage = None,
+    times: Times = None,
+    note: Note = "",
 ) -> ExitCode:
     """Go on from a place in a record, at current weights.
 

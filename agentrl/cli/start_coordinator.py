@@ -13,6 +13,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
@@ -23,6 +24,9 @@ from agentrl.config.run_marker import MARKER, is_written_anew, read_marker
 from agentrl.config.this_host import this_host
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 from agentrl.formatting.sentences import ended
+
+if TYPE_CHECKING:
+    from agentrl.config.run import RunConfig
 
 START_WITHIN_S = 180.0
 """Long, for a busy host; an agent that cannot start reports that much earlier."""
@@ -41,6 +45,10 @@ class Place:
     def host(self) -> str:
         """The name of this host in the run."""
         return this_host(self.state_dir).name
+
+
+def place_of(config: RunConfig) -> Place:
+    return Place(config.name, paths.state_dir(config.name), Path(config.dir))
 
 
 def refuse_if_in_use(place: Place) -> None:
@@ -91,6 +99,11 @@ async def answers(name: str, timeout_s: float = 2.0) -> bool:
             if time.monotonic() > deadline or not keepers_of(state_dir) or given_up(state_dir):
                 return False
         await asyncio.sleep(0.05)
+
+
+async def is_up(place: Place) -> bool:
+    """Whether the run was created here, and its coordinator answers."""
+    return paths.read_run(place.state_dir) is not None and await answers(place.name)
 
 
 async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, within_s: float | None = None) -> None:

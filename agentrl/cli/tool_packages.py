@@ -17,6 +17,8 @@ from agentrl.cli.run_file import RunFile, Sets, load
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
     from agentrl.config.load import Loaded
 
 _POLL_S = 0.5
@@ -105,9 +107,6 @@ async def list_environments(
 async def _carried_out(cli: Cli, arguments: list[str], text: str = "") -> list[dict[str, Any]]:
     """Run the program and show its progress; returns the environments in its output. Raises its error."""
     import asyncio
-    import contextlib
-    import os
-    import signal
     from asyncio.subprocess import PIPE
 
     from agentrl.cli import output
@@ -148,9 +147,17 @@ async def _carried_out(cli: Cli, arguments: list[str], text: str = "") -> list[d
         if await process.wait() != 0:
             raise failure
     finally:
-        if process.returncode is None:
-            # Its installers end with it, and incomplete installations are removed.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            await process.wait()
+        await _end(process)
     return environments
+
+
+async def _end(process: Process) -> None:
+    import contextlib
+    import os
+    import signal
+
+    if process.returncode is None:
+        # Its installers end with it, and incomplete installations are removed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        await process.wait()

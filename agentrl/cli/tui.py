@@ -24,28 +24,36 @@ def register(app: typer.Typer) -> None:
     add_command(app, "tui")(tui)
 
 
+Played = Annotated[
+    str, typer.Option("--playback", metavar="RUN|FILE|@demo", help="Show a recording of a run.", show_default=False)
+]
+FormerPlayed = Annotated[str, typer.Option("--replay", hidden=True)]
+At = Annotated[str, typer.Option("--at", metavar="TIME", help="Where to begin: 14:05, -10m.", show_default=False)]
+Speed = Annotated[float, typer.Option("--speed", metavar="X", help="How fast it is played.")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")]
+Serve = Annotated[bool, typer.Option("--serve", help="Show it to browsers of this host, read-only.")]
+Listen = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="With --serve: where; default: any free port.")
+]
+Writable = Annotated[bool, typer.Option("--writable", help="With --serve: commands, too.")]
+NoMouse = Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")]
+AsciiOnly = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII signs only.")]
+OfTheme = Annotated[Theme | None, typer.Option("--theme", help="For a dark or a light terminal.", show_default=False)]
+
+
 def tui(
     cli: Cli,
-    playback: Annotated[
-        str,
-        typer.Option("--playback", metavar="RUN|FILE|@demo", help="Show a recording of a run.", show_default=False),
-    ] = "",
-    former_playback: Annotated[str, typer.Option("--replay", hidden=True)] = "",
-    at: Annotated[
-        str, typer.Option("--at", metavar="TIME", help="Where to begin: 14:05, -10m.", show_default=False)
-    ] = "",
-    speed: Annotated[float, typer.Option("--speed", metavar="X", help="How fast it is played.")] = 1.0,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
-    serve: Annotated[bool, typer.Option("--serve", help="Show it to browsers of this host, read-only.")] = False,
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="With --serve: where; default: any free port.")
-    ] = ANYWHERE,
-    writable: Annotated[bool, typer.Option("--writable", help="With --serve: commands, too.")] = False,
-    no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII signs only.")] = False,
-    theme: Annotated[
-        Theme | None, typer.Option("--theme", help="For a dark or a light terminal.", show_default=False)
-    ] = None,
+    playback: Played = "",
+    former_playback: FormerPlayed = "",
+    at: At = "",
+    speed: Speed = 1.0,
+    read_only: ReadOnly = False,
+    serve: Serve = False,
+    listen: Listen = ANYWHERE,
+    writable: Writable = False,
+    no_mouse: NoMouse = False,
+    ascii_only: AsciiOnly = False,
+    theme: OfTheme = None,
 ) -> ExitCode:
     """Watch and operate the run on one screen."""
     if not serve and (writable or listen != ANYWHERE):

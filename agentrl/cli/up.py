@@ -32,29 +32,30 @@ def register(app: typer.Typer) -> None:
     add_command(app, "up", acts=True)(up)
 
 
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Then print each change, until Ctrl-C.")]
+InForeground = Annotated[
+    bool, typer.Option("--foreground", help="Stay, for a container or a service; SIGTERM lets the units finish.")
+]
+UnlessDown = Annotated[
+    bool, typer.Option("--unless-down", help="With --foreground: if the run was taken down, only wait.")
+]
+ReadOnly = Annotated[
+    bool, typer.Option("--read-only", help="Start only what the records of the last run are read from.")
+]
+
+
 async def up(
     cli: Cli,
     file: RunFile = None,
     sets: Sets = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print each change, until Ctrl-C.")] = False,
-    in_foreground: Annotated[
-        bool,
-        typer.Option("--foreground", help="Stay, for a container or a service; SIGTERM lets the units finish."),
-    ] = False,
-    unless_down: Annotated[
-        bool, typer.Option("--unless-down", help="With --foreground: if the run was taken down, only wait.")
-    ] = False,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Start only what the records of the last run are read from.")
-    ] = False,
+    follow: Follow = False,
+    in_foreground: InForeground = False,
+    unless_down: UnlessDown = False,
+    read_only: ReadOnly = False,
     skip_tools: SkipTools = False,
 ) -> ExitCode:
     """Start the run, or make it equal to its file."""
-    from agentrl.cli import foreground, output, run_transaction, start_coordinator, tool_preflight
-    from agentrl.cli.up_transaction import NewRun, Up
-    from agentrl.client.run_processes import left_up
-    from agentrl.config import paths
-    from agentrl.config.tool_lock import keep_pins
+    from agentrl.cli import start_coordinator
 
     if unless_down and not in_foreground:
         raise UsageError("--unless-down belongs to --foreground.")
@@ -63,50 +64,79 @@ async def up(
     if read_only:
         return await _up_to_read(cli, file, sets, follow=follow)
     loaded, chosen_sets = load(cli, file, sets)
-    config = loaded.config
-    place = start_coordinator.Place(config.name, paths.state_dir(config.name), Path(config.dir))
+    place = start_coordinator.place_of(loaded.config)
     if not cli.remote:
-        if start_coordinator.others_are_up(config.name):
-            cli = dataclasses.replace(cli, run=config.name)
-        start_coordinator.refuse_if_in_use(place)
-        if not config.groups and not left_up(place.state_dir):
-            # A run that is up is stopped by a file without groups.
-            raise ConfigError(f"{loaded.path}: {nothing_to_bring_up(loaded)}")
-        _check_inputs(loaded, chosen_sets, place)
-        _note_left_out_settings(loaded, chosen_sets, place)
-        if cli.dry_run and not (paths.read_run(place.state_dir) and await start_coordinator.answers(place.name)):
+        if start_coordinator.others_are_up(place.name):
+            cli = dataclasses.replace(cli, run=place.name)
+        _refuse_what_cannot_start(loaded, chosen_sets, place)
+        if cli.dry_run and not await start_coordinator.is_up(place):
             return await _preview_of_a_new_run(cli, loaded, skip_tools=skip_tools)
         if not cli.dry_run:
-            await tool_packages.install(cli, loaded)
-            if not skip_tools and not left_up(place.state_dir):
-                called = tool_preflight.tried(cli, loaded)
-                called.refuse_failures(SKIP_HINT)
-                for sentence in called.untried:
-                    output.note(sentence)
-        if config.logs:
-            # Variables of the host agent and the coordinator that this command starts.
-            os.environ[log_format.VARIABLE] = config.logs
+            await _make_ready(cli, loaded, place, skip_tools=skip_tools)
+    with cli.hinting():
+        if in_foreground:
+            return await _keep_up(cli, loaded, chosen_sets, place, unless_down=unless_down)
+        return await _bring_up(cli, loaded, chosen_sets, place, follow=follow)
+
+
+def _refuse_what_cannot_start(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
+    from agentrl.cli import start_coordinator
+    from agentrl.client.run_processes import left_up
+
+    start_coordinator.refuse_if_in_use(place)
+    if not loaded.config.groups and not left_up(place.state_dir):
+        # A run that is up is stopped by a file without groups.
+        raise ConfigError(f"{loaded.path}: {nothing_to_bring_up(loaded)}")
+    _check_inputs(loaded, sets, place)
+    _note_left_out_settings(loaded, sets, place)
+
+
+async def _make_ready(cli: Cli, loaded: Loaded, place: Place, *, skip_tools: bool) -> None:
+    """Installs packages of tool servers, tries the tools, and chooses the form of logs."""
+    from agentrl.cli import output, tool_preflight
+    from agentrl.client.run_processes import left_up
+
+    await tool_packages.install(cli, loaded)
+    if not skip_tools and not left_up(place.state_dir):
+        called = tool_preflight.tried(cli, loaded)
+        called.refuse_failures(SKIP_HINT)
+        for sentence in called.untried:
+            output.note(sentence)
+    if loaded.config.logs:
+        # A variable of the host agent and the coordinator that this command starts.
+        os.environ[log_format.VARIABLE] = loaded.config.logs
+
+
+async def _bring_up(cli: Cli, loaded: Loaded, sets: tuple[str, ...], place: Place, *, follow: bool) -> ExitCode:
+    from agentrl.cli import run_transaction
+    from agentrl.cli.up_transaction import NewRun, Up
+    from agentrl.config.tool_lock import keep_pins
+
+    config = loaded.config
     elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
 
     def create() -> NewRun:
-        run = NewRun.create(place, loaded.path, chosen_sets, elsewhere=elsewhere)
+        run = NewRun.create(place, loaded.path, sets, elsewhere=elsewhere)
         if loaded.path is not None:
             keep_pins(config, loaded.path, place.run_dir)
         return run
 
     silent_s = config.supervision.coordinator_silent_s
+    wanted = Up(cli, place, _arguments(loaded), create=create, silent_s=silent_s, follow=follow)
+    return await run_transaction.carry_out(wanted)
 
-    async def bring_up(cli: Cli) -> ExitCode:
-        return await run_transaction.carry_out(
-            Up(cli, place, _arguments(loaded), create=create, silent_s=silent_s, follow=follow and not in_foreground)
-        )
 
-    with cli.hinting():
-        if in_foreground:
-            unattended = dataclasses.replace(cli, wait=False, yes=True)
-            idle = unless_down and foreground.was_taken_down(place)
-            return await foreground.keep_up(place, cli, None if idle else lambda: bring_up(unattended))
-        return await bring_up(cli)
+async def _keep_up(cli: Cli, loaded: Loaded, sets: tuple[str, ...], place: Place, *, unless_down: bool) -> ExitCode:
+    """Brings the run up without questions, and stays until it has ended here."""
+    from agentrl.cli import foreground
+
+    unattended = dataclasses.replace(cli, wait=False, yes=True)
+    idle = unless_down and foreground.was_taken_down(place)
+
+    async def bring_up() -> ExitCode:
+        return await _bring_up(unattended, loaded, sets, place, follow=False)
+
+    return await foreground.keep_up(place, cli, None if idle else bring_up)
 
 
 async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:

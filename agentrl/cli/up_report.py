@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from agentrl.cli import output
 from agentrl.cli.execute import exit_code, say_end, unit_rows
@@ -35,33 +34,15 @@ async def report(
     code = exit_code(row)
     if code is ExitCode.OK and not_up:
         code = ExitCode.UNHEALTHY
-    kept = sorted(wanted.keys() - {*effect.starts, *effect.stops})
-    # A unit that the coordinator counted as up may have been dead, for example after a power loss.
-    came_up = {name for name in kept if wanted[name].ready_at > since}
-    summary: dict[str, Any] = {
-        "kept": [name for name in kept if name not in came_up],
-        "came up again": sorted(came_up),
-        "started": [name for name in effect.starts if name not in effect.restarts],
-        "replaced": sorted(effect.restarts),
-        "stopped": sorted(effect.stops),
-        "changed": list(effect.changes),
-    }
+    summary = _summary(wanted, effect, since)
     if cli.json:
         states = {
             name: {"state": unit.state, "reason": _why_not_up(unit), "last_line": last_lines.get(name, "")}
             for name, unit in sorted(not_up.items())
         }
         named = {word.replace(" ", "_"): names for word, names in summary.items()}
-        document = {
-            "operation": row,
-            "effect": effect,
-            **named,
-            "up": by_role,
-            "not_up": states,
-            "warming_up": warming_up,
-            "hosts_not_up": absent,
-        }
-        (output.emit_line if line else output.emit)(document)
+        about = {"up": by_role, "not_up": states, "warming_up": warming_up, "hosts_not_up": absent}
+        (output.emit_line if line else output.emit)({"operation": row, "effect": effect, **named, **about})
         return code
     say_end(row, "up")
     for word, names in summary.items():
@@ -76,6 +57,21 @@ async def report(
     _note_units_that_warm_up(cli, warming_up)
     _note_units_that_are_not_up(cli, run, list(not_up.values()), last_lines)
     return code
+
+
+def _summary(wanted: Mapping[str, UnitRow], effect: Effect, since: float) -> dict[str, list[str]]:
+    """What became of the units, and which settings changed."""
+    kept = sorted(wanted.keys() - {*effect.starts, *effect.stops})
+    # A unit that the coordinator counted as up may have been dead, for example after a power loss.
+    came_up = {name for name in kept if wanted[name].ready_at > since}
+    return {
+        "kept": [name for name in kept if name not in came_up],
+        "came up again": sorted(came_up),
+        "started": [name for name in effect.starts if name not in effect.restarts],
+        "replaced": sorted(effect.restarts),
+        "stopped": sorted(effect.stops),
+        "changed": list(effect.changes),
+    }
 
 
 def _warms_up(unit: UnitRow) -> bool:

@@ -443,6 +443,19 @@ def problem_of_schema(schema: str) -> str:
     return f"is {schema!r}; it must be boxed, or a tag's name such as answer"
 
 
+def _problems_of_environment(data: DataPlane, name: str, environment: Environment) -> Iterator[Problem]:
+    for server in environment.tools:
+        if server not in data.tools:
+            known = ", ".join(data.tools) or "none"
+            yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
+    yield from _problems_of_context(data, name, environment)
+    if environment.is_apart and environment.code in data.rollout.code:
+        sentence = "has the run's Python and no sandbox elsewhere in this run, so samplers import its file: write the "
+        yield ("environments", name, "code"), sentence + "same for all its environments, and in the run file itself"
+    if problem := problem_of_schema(environment.answer_schema):
+        yield ("environments", name, "answer_schema"), problem
+
+
 def problems_of(data: DataPlane) -> Iterator[Problem]:
     """Contradictions between keys."""
     if not data.environments:
@@ -452,18 +465,7 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
     if data.model is None:
         yield ("model",), "is missing: a run with environments trains a model; write `path` or `build: tiny`"
     for name, environment in data.environments.items():
-        for server in environment.tools:
-            if server not in data.tools:
-                known = ", ".join(data.tools) or "none"
-                yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
-        yield from _problems_of_context(data, name, environment)
-        if environment.is_apart and environment.code in data.rollout.code:
-            sentence = (
-                "has the run's Python and no sandbox elsewhere in this run, so samplers import its file: write the "
-            )
-            yield ("environments", name, "code"), sentence + "same for all its environments, and in the run file itself"
-        if problem := problem_of_schema(environment.answer_schema):
-            yield ("environments", name, "answer_schema"), problem
+        yield from _problems_of_environment(data, name, environment)
     yield from engines.problems_of(data.engines, data.training)
     yield from curriculum.problems_of(data.curriculum, data.environments)
     yield from other_models.problems_of(data.models, data.judges, data.summaries)

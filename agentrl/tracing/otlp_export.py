@@ -50,11 +50,6 @@ def start(endpoint: str, headers: Mapping[str, str], service: str, resource: Map
     )
     of_process = resources.Resource({"service.namespace": "agentrl", "service.name": service, **resource}, SCHEMA)
     of_program = scope.InstrumentationScope("agentrl", __version__, SCHEMA)
-    kinds = {
-        "internal": api.SpanKind.INTERNAL,
-        "client": api.SpanKind.CLIENT,
-        "server": api.SpanKind.SERVER,
-    }
 
     def send(span: Span) -> None:
         trace_id, flags = int(span.context.trace_id, 16), api.TraceFlags(api.TraceFlags.SAMPLED)
@@ -68,7 +63,7 @@ def start(endpoint: str, headers: Mapping[str, str], service: str, resource: Map
                 parent=parent,
                 resource=of_process,
                 attributes=span.attributes | ({"error.type": span.error} if span.error else {}),
-                kind=kinds[span.kind],
+                kind=api.SpanKind[span.kind.upper()],
                 instrumentation_scope=of_program,
                 status=status,
                 start_time=span.began_ns,
