@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_snapshot
 
 import pytest
@@ -16,7 +14,7 @@ from agentrl.config.alerts import BUILT_IN_RULES, Rule
 from agentrl.control.alerts.alert_states import AlertEngine, Notification
 from agentrl.control.alerts.builtin_rules import DATA_RULES, LEARNING_RULES, REWARD_RULES, default_rules
 from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
-from agentrl.control.state.unit_metrics import MOST_METRICS, POINTS, MemoryHistory, MemoryWatch, MetricStore
+from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, RepeatedError, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
@@ -324,93 +322,11 @@ def test_units_that_wait_for_a_slow_start_raise_no_alert() -> None:
     assert "unit-pending:sampler-0" in [row.id for row in firing(dead_end)]
 
 
-# ---- memory ----
-
-
-def hours(of: Callable[[float], float], count: float) -> Iterator[tuple[float, MetricStore]]:
-    """One sample every ten seconds; yields every ten minutes."""
-    metrics = MetricStore()
-    for step in range(int(count * 360)):
-        now = step * 10.0
-        metrics.memory("web-0", 1, int(of(now / 3600)), now)
-        if step % 60 == 0:
-            yield now, metrics
-
-
-def memory_alerts(of: Callable[[float], float], count: float) -> list[tuple[float, AlertRow]]:
-    engine = AlertEngine(default_rules())
-    found: list[tuple[float, AlertRow]] = []
-    for now, metrics in hours(of, count):
-        outcome = engine.evaluate(snapshot(unit(), metrics=metrics), now, AT + now)
-        found += [(now / 3600, note.alert) for note in outcome.notify if note.what == "firing"]
-    return found
+# ---- a healthy run ----
 
 
 def noise() -> float:
     return random.uniform(-20, 20) * MIB
-
-
-def test_leak_is_found_with_its_slope() -> None:
-    random.seed(1)
-    ((hour, row),) = memory_alerts(lambda t: GIB + 200 * MIB * t + noise(), 8)
-    assert hour < 2
-    assert "per hour" in row.sentence
-    assert any("64 GiB left" in line for line in row.evidence)
-    assert row.suggest == "agentrl restart web-0"
-
-
-def test_slow_leak_is_found_within_hours() -> None:
-    random.seed(2)
-    ((hour, _),) = memory_alerts(lambda t: GIB + 40 * MIB * t + random.uniform(-5, 5) * MIB, 12)
-    assert hour < 6
-
-
-@pytest.mark.parametrize(
-    "healthy",
-    [
-        lambda t: 2 * GIB + noise(),
-        lambda t: 4 * GIB * (1 - math.exp(-t * 3)) + GIB + noise(),
-        lambda t: GIB + 150 * MIB * math.log1p(t * 20) + noise(),
-        lambda t: GIB + 400 * MIB * (t * 3 % 1) + noise(),
-        lambda t: GIB + (300 * MIB if t > 5 else 0) + noise(),
-        lambda t: GIB + 100 * MIB * math.sin(t * 2) + noise(),
-        lambda t: 8 * GIB - 200 * MIB * t + noise(),
-    ],
-    ids=["flat", "warm-up", "cache", "saw-tooth", "step", "tide", "shrinks"],
-)
-def test_other_memory_curves_raise_no_alert(healthy: Callable[[float], float]) -> None:
-    random.seed(3)
-    assert memory_alerts(healthy, 30) == []
-
-
-def test_memory_window_is_configurable() -> None:
-    metrics = MetricStore(watch=MemoryWatch(60.0))
-    engine = AlertEngine(default_rules(memory_window_s=60.0))
-    fired: list[float] = []
-    for now in range(300):
-        metrics.memory("web-0", 1, GIB + now * 4 * MIB, float(now))
-        outcome = engine.evaluate(snapshot(unit(), metrics=metrics), float(now), AT + now)
-        fired += [now for note in outcome.notify if note.what == "firing"]
-    assert fired == [10 + 60 + 30], "after the warm-up, the window and half a window"
-    metrics.watch_memory(MemoryWatch(61.0))
-    assert metrics.memory_history("web-0") == MemoryHistory(), "another window starts without samples"
-
-
-def test_new_incarnation_starts_without_samples() -> None:
-    metrics = MetricStore()
-    for step in range(120):
-        metrics.memory("web-0", 1, GIB + step * 50 * MIB, step * 60.0)
-    story = metrics.memory_history("web-0")
-    assert story.slope_per_h == pytest.approx(50 * 60 * MIB, rel=0.01)
-    assert len(story.points) == POINTS
-    assert (story.points[0], story.points[-1], story.over_s) == (GIB, GIB + 119 * 50 * MIB, 119 * 60.0)
-    assert list(story.points) == sorted(story.points)
-    metrics.memory("web-0", 2, GIB, 7200.0)
-    assert metrics.memory_trend("web-0") is None
-    assert metrics.memory_history("web-0") == MemoryHistory(points=(GIB,))
-
-
-# ---- a healthy run ----
 
 
 def test_healthy_run_raises_no_alert_for_days() -> None:
@@ -445,91 +361,3 @@ def test_healthy_run_raises_no_alert_for_days() -> None:
         outcome = engine.evaluate(calm, now, AT + now)
         assert outcome.notify == [], (now, outcome.notify)
         assert engine.rows() == []
-
-
-# ---- rules of the run file ----
-
-
-def own(**more: object) -> Rule:
-    fields: dict[str, object] = {"name": "tool-errors", "metric": "error_share", "of": "web", **more}
-    return Rule.model_validate(fields)
-
-
-class Judged:
-    """A rule of the run file, on the numbers of two units."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.metrics = MetricStore(metrics_read([rule]))
-        self.engine = AlertEngine([declared_rule(rule)])
-        self.now = 0.0
-
-    def after(self, seconds: float, **values: float) -> list[AlertRow]:
-        self.now += seconds
-        for slot, value in values.items():
-            self.metrics.update(f"web-{slot[-1]}", 1, {"error_share": value}, self.now)
-        look = snapshot(unit("web-0", rss_bytes=5 * GIB), unit("web-1"), metrics=self.metrics)
-        self.engine.evaluate(look, self.now, AT + self.now)
-        return self.engine.rows()
-
-
-def test_declared_rule_pages_with_evidence_and_a_command() -> None:
-    rule = own(
-        above=0.5,
-        clear=0.2,
-        for_s=20.0,
-        severity="page",
-        sentence="The tools of {subject} fail: {value} {unknown}",
-        suggest="agentrl restart {subject}",
-    )
-    judged = Judged(rule)
-    assert judged.after(1.0, w0=0.6, w1=0.1) == []
-    judged.after(10.0, w0=0.7, w1=0.1)
-    (row,) = judged.after(10.0, w0=0.8, w1=0.1)
-    assert (row.id, row.severity) == ("tool-errors:web-0", Severity.PAGE)
-    assert row.sentence == "The tools of web-0 fail: 0.8 {unknown}"
-    assert row.suggest == "agentrl restart web-0"
-    assert row.evidence == (
-        "error_share = 0.8 (alert above 0.5 for 20 s, ends at 0.2)",
-        "in the last 20 s: least 0.6, mean 0.7, most 0.8",
-    )
-    assert len(judged.after(30.0, w0=0.3, w1=0.1)) == 1, "not clear yet"
-    judged.after(1.0, w0=0.1, w1=0.1)
-    assert judged.after(30.0, w0=0.1, w1=0.1) == []
-
-
-def test_declared_rule_below_a_threshold_of_a_single_unit() -> None:
-    judged = Judged(own(below=0.5, of="web-1"))
-    assert [row.subject for row in judged.after(1.0, w0=0.1, w1=0.1)] == ["web-1"]
-    assert judged.engine.rows()[0].sentence == "error_share of web-1 is 0.1, below 0.5."
-
-
-def test_declared_rule_on_a_number_of_the_host_agent() -> None:
-    judged = Judged(own(metric="rss_bytes", above=4.0 * GIB))
-    assert [row.subject for row in judged.after(1.0)] == ["web-0"]
-
-
-def test_stale_number_ends_the_alert() -> None:
-    judged = Judged(own(above=0.5))
-    assert len(judged.after(1.0, w0=0.9)) == 1
-    judged.after(70.0)
-    assert judged.after(20.0) == []
-
-
-def test_numbers_are_bounded_and_finite() -> None:
-    metrics = MetricStore(["loss"])
-    metrics.update("web-0", 1, {"loss": math.nan, "grad": math.inf, "ok": 1.0}, 0.0)
-    assert metrics.values("web-0") == {"ok": 1.0}
-    metrics.update("web-0", 1, {f"m{n}": 1.0 for n in range(10_000)}, 1.0)
-    assert len(metrics.values("web-0")) == MOST_METRICS
-    for step in range(5000):
-        metrics.update("web-1", 1, {"loss": float(step), "other": 1.0}, float(step))
-    assert len(metrics.history("web-1", "loss")[0]) <= 675
-    assert metrics.history("web-1", "loss")[1][-1] == 4999.0
-    assert metrics.shown("web-1") == {"loss": 4999.0}
-    metrics.update("web-1", 2, {"loss": 1.0}, 6000.0)
-    metrics.update("web-1", 1, {"loss": 7.0}, 6001.0)
-    assert metrics.values("web-1") == {"loss": 1.0}, "a late report of an earlier incarnation"
-    metrics.name(["other"])
-    assert metrics.history("web-1", "loss") == ([], [])
-    metrics.forget("web-1")
-    assert metrics.shown("web-1") == {}
