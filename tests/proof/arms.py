@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from agentrl.config.run import RunConfig
+from agentrl.formatting.amounts import counted
 from agentrl.policies.freshness import Freshness
 from agentrl.store.datasets import Row
 from agentrl.training.batch import Batch
@@ -57,7 +58,7 @@ class Arm:
 
 
 class Shuffled(OneProcess):
-    """Each episode gets the score of another one, so nothing can be learned."""
+    """Each episode gets the score of an earlier one, so nothing can be learned."""
 
     def __init__(self, config: RunConfig, folder: Path, tools: Any) -> None:
         super().__init__(config, folder, tools)
@@ -68,8 +69,10 @@ class Shuffled(OneProcess):
         played = await super()._play_seat(row, name, temperature)
         if name.startswith("eval/"):
             return played
+        # Drawn before its own score is there: the length of a step of Muon does not depend on how weak a signal is.
+        score = self._chance.choice(self._pool) if self._pool else 0.0
         self._pool.append(played.score)
-        return replace(played, score=self._chance.choice(self._pool))
+        return replace(played, score=score)
 
 
 class Unmerged(OneProcess):
@@ -97,7 +100,7 @@ class Stale(OneProcess):
 
 def _stale(bound: int, kind: str, *sets: str) -> Arm:
     aged = (f"training.bound={bound}", "rollout.max_in_flight=2048", *DECOUPLED, *sets)
-    return Arm(f"trained {bound} versions later, {kind}", aged, Stale)
+    return Arm(f"trained {counted(bound, 'versions')} later, {kind}", aged, Stale)
 
 
 ARMS = {
