@@ -113,6 +113,24 @@ def test_changed_section_replaces_only_the_groups_that_read_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        (SMALL.replace("build: tiny", "build: tiny, images: {origins: ['https://a.example']}"), {"steward", "sampler"}),
+        (SMALL.replace("session: keyed", "session: keyed, timeout_s: 300"), {"steward", "sampler", "toolbox"}),
+        (SMALL + "reward_watch: {every_s: 30}\n", {"steward"}),
+        (SMALL + "sampling: {context: 16384}\n", {"steward", "sampler", "engine", "trainer"}),
+        (SMALL + "rollout: {episode_s: 7200}\n", {"steward", "sampler", "toolbox"}),
+        (SMALL + "evaluation: {engine: embedded}\n", {"steward", "engine", "trainer"}),
+    ],
+)
+def test_a_changed_setting_replaces_each_group_whose_process_uses_it(
+    tmp_path: Path, text: str, reading: set[str]
+) -> None:
+    before, after = groups_of(config_of(tmp_path, SMALL)), groups_of(config_of(tmp_path, text))
+    assert reading <= {name for name in before if before[name].fingerprint() != after[name].fingerprint()}
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (SMALL.replace("model: {build: tiny}\n", ""), "model is missing"),

@@ -51,6 +51,14 @@ _READS: dict[Role, tuple[str, ...]] = {
     Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling", *_OF_GROUPS),
     Role.TRAINER: ("mongo", "model", "environments", "sampling", "training", "evaluation", "retention"),
 }
+_READS_WITHOUT_VARIABLES: dict[Role, tuple[str, ...]] = {
+    Role.STEWARD: ("model.images", "tools", "reward_watch"),
+    Role.TOOLBOX: ("rollout.episode_s",),
+    Role.ENGINE: ("sampling.context", "evaluation.engine"),
+    Role.SAMPLER: ("tools", "curriculum"),
+    Role.TRAINER: ("engines.kind", "engines.takes_turns"),
+}
+"""More that a role reads. The variables that these sections name are secrets of other roles."""
 _NEEDS: dict[Role, tuple[Role, ...]] = {
     Role.STEWARD: (),
     Role.TOOLBOX: (),
@@ -94,7 +102,7 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         env={
             **_inherited(role, config, plain),
             **({log_format.VARIABLE: config.logs} if config.logs else {}),
-            SETTINGS_VARIABLE: _digest(plain, _reads(role, config)),
+            SETTINGS_VARIABLE: _digest(plain, (*_reads(role, config), *_READS_WITHOUT_VARIABLES[role])),
         },
         cwd=run_dir,
         hosts=hosts_that_run(role.value, config.all_hosts),
