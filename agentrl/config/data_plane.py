@@ -379,8 +379,8 @@ class Retention(Section):
     details_s: Annotated[Number, Field(ge=0, le=315_360_000), _AT_ADMISSION] = 0.0
     """How many seconds after the admission of a consumed task its calls, turns and tool calls are kept; 0: for ever."""
     data_max: Annotated[Bytes, named("data_max_bytes", _AT_ADMISSION)] = 0
-    """If the database is larger than this, calls, turns and tool calls of the oldest consumed tasks are removed at any
-    age; 0: no limit."""
+    """If the database without images of tasks is larger than this, calls, turns and tool calls of the oldest consumed
+    tasks are removed at any age; 0: no limit."""
     disk_reserve: Annotated[Bytes, named("disk_reserve_bytes", _AT_ADMISSION)] = 512 << 20
     """Free bytes on the disks of the database and of the run directory. Below them no task is admitted."""
 

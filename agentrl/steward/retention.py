@@ -25,7 +25,7 @@ MOST_AT_ONCE = 64
 async def prune(database: Database, settings: StewardSettings) -> int:
     """Remove the calls, turns and tool calls of consumed Tasks that are too old, or that take too much space. Returns
     the number of Tasks."""
-    too_large = 0 < settings.data_max_bytes < await database.size_bytes()
+    too_large = 0 < settings.data_max_bytes < await _size_bytes(database)
     if not too_large and not settings.details_s:
         return 0
     names = await pruning.consumed(
@@ -40,6 +40,12 @@ async def prune(database: Database, settings: StewardSettings) -> int:
     return len(names)
 
 
+async def _size_bytes(database: Database) -> int:
+    """Without the images of tasks. They stay, because an operator may have any task sampled again, so removing details
+    could not make up for them."""
+    return await database.size_bytes() - await images.bytes_of_tasks(database)
+
+
 async def remove_images(database: Database, settings: StewardSettings) -> int:
     """Remove the bytes of images that only removed details named. Returns the number of images."""
     if not settings.details_s and not settings.data_max_bytes:
@@ -50,7 +56,7 @@ async def remove_images(database: Database, settings: StewardSettings) -> int:
 
 
 async def brake_reason(database: Database, settings: StewardSettings, run_dir: Path, *, braked: bool) -> str:
-    """Why nothing may be admitted for now."""
+    """Why nothing may be admitted for now; empty if there is room."""
     free = {"the run's directory": (await asyncio.to_thread(shutil.disk_usage, run_dir)).free}
     free_bytes = await database.disk_free_bytes()
     if free_bytes is not None:

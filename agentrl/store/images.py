@@ -3,9 +3,11 @@
 Invariants:
 - an image is stored once, by the hash of its bytes, and never changed;
 - its number, by which tokens name it, is never used for another image of the run, even after its bytes were removed;
-- the bytes of an image are removed only if no task names it, and no record with details has used it. Every use notes
-  the time, so an image that was not used since the oldest task with details was admitted is in none of their records. A
-  use and a removal are one update each, so a process that has noted a use will find the image.
+- images of tasks stay: an operator may have a task sampled again that is dead, or that a rollback freed, and its file
+  or address may be gone by then. There are no more of them than datasets have;
+- the bytes of another image are removed only if no record with details has used it. Every use notes the time, so an
+  image that was not used since the oldest task with details was admitted is in none of their records. A use and a
+  removal are one update each, so a process that has noted a use will find the image.
 """
 
 from __future__ import annotations
@@ -25,8 +27,6 @@ USED_EVERY_S = 600.0
 """How often a process notes that it still uses an image."""
 SLACK_S = 3600.0
 """Must be longer than USED_EVERY_S."""
-MOST_BYTES = 12 << 20
-"""A document of the database holds 16 MiB."""
 
 
 async def put(database: Database, data: bytes, *, of_task: bool = False) -> Image:
@@ -70,6 +70,16 @@ async def remove_unused(database: Database) -> int:
     before = (found[0]["at"] if found else await database.now()) - timedelta(seconds=SLACK_S)
     unused = {"removed": False, "of_task": False, "used_at": {"$lt": before}}
     return await database.update_many(COLLECTION, unused, {"$set": {"removed": True, "data": b""}})
+
+
+async def bytes_of_tasks(database: Database) -> int:
+    """How much of the database the images of tasks are. An index alone has the answer."""
+    of_tasks: list[Plain] = [
+        {"$match": {"of_task": True, "removed": False}},
+        {"$group": {"_id": None, "bytes": {"$sum": "$length"}}},
+    ]
+    found = await database.aggregate(COLLECTION, of_tasks)
+    return int(found[0]["bytes"]) if found else 0
 
 
 async def get(database: Database, names: Iterable[str]) -> dict[str, Image]:

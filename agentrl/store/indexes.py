@@ -93,6 +93,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Image": [
         _index("number", "number", unique=True),
         _index("unused", "used_at", partialFilterExpression={"removed": False, "of_task": False}),
+        _index("of_tasks", "of_task removed length", partialFilterExpression={"of_task": True}),
     ],
     "Replay": [
         _index("queue", "created_at place", partialFilterExpression={"status": ReplayStatus.QUEUED.value}),

@@ -117,6 +117,18 @@ async def test_nothing_goes_before_its_time_unless_there_is_too_much(db: Databas
     assert await with_details(db, trained) == [3, 4, 5]
 
 
+async def test_images_of_tasks_which_stay_are_not_paid_for_with_details(db: Database, trained: list[str]) -> None:
+    size = await db.size_bytes()
+    settings = dataclasses.replace(RULES, data_max_bytes=size + (1 << 20))
+    for number in range(3):
+        await images.put(db, bytes([number]) * (1 << 20), of_task=True)
+    assert await db.size_bytes() > settings.data_max_bytes
+    assert await retention.prune(db, settings) == 0
+    # Those of tools go with details, so they count.
+    await images.put(db, b"tool" * (1 << 19))
+    assert await retention.prune(db, settings) == 3
+
+
 async def test_base_of_a_fork_that_is_not_over_stays(db: Database, trained: list[str]) -> None:
     first = await tasks.get(db, trained[0])
     fork = Fork(kind="branch", base=first.shares[0].record, turns=1)
