@@ -2,7 +2,7 @@
 
 Invariants:
 - it is named after its content, so another model never replaces it, and a restarted trainer finds it;
-- its directory is complete or absent.
+- its directory is complete or absent, also after a power cut: no later version replaces it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ import safetensors
 from agentrl.engines.adapters import name_in, pairs_of
 from agentrl.engines.manifest import CONFIG_FILE, Base
 from agentrl.engines.safetensors_layout import INDEX_FILE, SUFFIX
-from agentrl.files.pieces import content_of
+from agentrl.files.pieces import Content, content_of
 from agentrl.store.publications import path_of
 from agentrl.training.atomic_directories import whole_directory
 
@@ -37,8 +37,8 @@ def publish_base(run_dir: Path, source: Path) -> Base:
     digest = hashlib.blake2b(msgspec.json.encode(files), digest_size=6).hexdigest()
     base = Base(f"base-{digest}", files)
     target = base.beside(run_dir / path_of(0))
-    if not target.is_dir():
-        with whole_directory(target, durable=False) as directory:
+    if not _has(target, files):
+        with whole_directory(target, durable=True) as directory:
             for name in names:
                 _put(source / name, directory / name)
     return base
@@ -51,6 +51,14 @@ def missing(source: Path, adapters: Iterable[str]) -> str:
         with safetensors.safe_open(file, "pt") as opened:
             stored |= set(opened.keys())
     return next((name for name in pairs_of(adapters) if not name_in(stored, name)), "")
+
+
+def _has(directory: Path, files: Mapping[str, Content]) -> bool:
+    """By their sizes, because engines compare the contents."""
+    try:
+        return all((directory / name).stat().st_size == content.bytes for name, content in files.items())
+    except OSError:
+        return False
 
 
 def _put(source: Path, target: Path) -> None:

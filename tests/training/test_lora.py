@@ -96,6 +96,17 @@ def test_versions_of_adapters_alone_are_what_the_trainer_computes(tiny: Path, tm
         load_verified(tmp_path / path_of(1), 1, manifests.read(tmp_path / path_of(1)), kept=KeptBase())
 
 
+def test_a_base_that_lost_a_part_is_written_again(tiny: Path, tmp_path: Path) -> None:
+    base = published_base.publish_base(tmp_path, tiny)
+    lost = tmp_path / "weights" / base.name / WEIGHTS_FILE
+    for left in (None, b""):
+        lost.unlink()
+        if left is not None:
+            lost.write_bytes(left)
+        assert published_base.publish_base(tmp_path, tiny) == base
+        manifests.verify(lost.parent, Manifest(base.files))
+
+
 def test_base_has_the_files_of_a_model_that_are_links(tmp_path: Path) -> None:
     """As they are in the cache of a hub."""
     blobs, model = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshot"
