@@ -18,7 +18,6 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.images.patches import Patches
 from agentrl.images.positions import image_runs, places_of
-from agentrl.images.processing import Size
 from agentrl.tokens.image_ids import label
 from agentrl.training.batch import Array
 from agentrl.training.packing import Layout, Row
@@ -92,9 +91,11 @@ def collate(
         tree = None
         asked_row = torch.from_numpy(np.repeat(np.arange(len(rows)), asked)).to(device)
         asked_at = joined(row.asked_at for row in rows)
-    seen = _images_of(rows, images, device, idle)
+    own = _own_images(rows, images, idle)
+    seen = _as_tensors(rows, own, device) if own else None
     if seen is not None:
-        of_rows = [places_of(row.ids, row.positions, row.ends, grids_of(images)).positions for row in rows]
+        grids = {number: one.grid for number, one in own.items()}
+        of_rows = [places_of(row.ids, row.positions, row.ends, grids).positions for row in rows]
         positions = torch.stack([_in_layout([one[side] for one in of_rows], ids.shape, device) for side in range(3)])
     return MicroBatch(
         ids=ids,
@@ -113,29 +114,27 @@ def collate(
     )
 
 
-def _images_of(
-    rows: Sequence[Row], images: Mapping[int, Patches], device: torch.device, idle: int | None
-) -> Images | None:
-    runs = [run for row in rows for run in image_runs(row.ids)]
-    numbers = list(dict.fromkeys(run.number for run in runs)) or ([] if idle is None else [idle])
-    if not numbers:
-        return None
+def _own_images(rows: Sequence[Row], images: Mapping[int, Patches], idle: int | None) -> dict[int, Patches]:
+    """Those that the rows show."""
+    shown = (run.number for row in rows for run in image_runs(row.ids))
+    numbers = list(dict.fromkeys(shown)) or ([] if idle is None else [idle])
     if missing := [label(number) for number in numbers if number not in images]:
         raise ConfigError(f"Records that show images are trained within their run only: {missing[0]} did not come.")
-    own = [images[number] for number in numbers]
-    begins = dict(zip(numbers, np.cumsum([0, *(one.tokens for one in own[:-1])]).tolist(), strict=True))
+    return {number: images[number] for number in numbers}
+
+
+def _as_tensors(rows: Sequence[Row], own: Mapping[int, Patches], device: torch.device) -> Images:
+    runs = [run for row in rows for run in image_runs(row.ids)]
+    patches = list(own.values())
+    begins = dict(zip(own, np.cumsum([0, *(one.tokens for one in patches[:-1])]).tolist(), strict=True))
     shown = np.concatenate(
         [np.empty(0, dtype=np.int64), *(begins[run.number] + np.arange(run.stop - run.start) for run in runs)]
     )
     return Images(
-        pixels=torch.from_numpy(np.concatenate([one.values for one in own])).to(device),
-        frames=torch.tensor([one.frames for one in own], device=device),
+        pixels=torch.from_numpy(np.concatenate([one.values for one in patches])).to(device),
+        frames=torch.tensor([one.frames for one in patches], device=device),
         shown=torch.from_numpy(shown).to(device),
     )
-
-
-def grids_of(images: Mapping[int, Patches]) -> dict[int, Size]:
-    return {number: one.grid for number, one in images.items()}
 
 
 def _in_layout(arrays: Sequence[Array], shape: torch.Size, device: torch.device) -> Tensor:

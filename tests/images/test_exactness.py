@@ -15,7 +15,7 @@ from agentrl.engines.embedded import slot_scheduler
 from agentrl.engines.embedded.adapted_weights import KeptBase
 from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.store.publications import path_of
-from agentrl.training import lora, published_base, weight_files
+from agentrl.training import learner_images, lora, published_base, weight_files
 from agentrl.training.batch import Trajectory
 from agentrl.training.checkpoints import WEIGHTS_FILE
 from agentrl.training.learner import Learner, LearnerSettings
@@ -121,6 +121,23 @@ def test_learner_scores_whole_sequences_with_images(seen: Seen) -> None:
     found = learner.log_probs(sequences)
     for ids, own in zip(sequences, found, strict=True):
         assert own == pytest.approx(seen.log_probs(ids), abs=CLOSE)
+
+
+def test_patches_are_made_of_what_is_trained_and_take_no_more_memory_than_allowed(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Learner(seen.directory, LearnerSettings())
+    monkeypatch.setattr(learner_images, "MOST_BYTES", 1)
+    learner = Learner(seen.directory, LearnerSettings())
+    # Another rank trains what shows the last one.
+    images = {**seen.pngs, 77: b"of a record that another rank trains"}
+    batch = msgspec.structs.replace(batch_of(of_group(seen)), images=images)
+    losses = [one.train(batch, "supervised").metrics["loss"] for one in (usual, learner)]
+    assert losses[0] == losses[1]
+    largest = max(one.values.nbytes for one in seen.patches.values())
+    assert 0 < learner.images.kept.bytes <= largest < usual.images.kept.bytes
+    usual.images.show({5: seen.pngs[5]})
+    assert usual.images.kept.bytes <= largest, "those of the batch before are not kept"
 
 
 def test_adapters_of_the_language_model_are_trained_with_images_and_published(seen: Seen, tmp_path: Path) -> None:

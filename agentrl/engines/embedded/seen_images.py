@@ -8,11 +8,9 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 
-from agentrl.images.patches import Patches, patches_of
+from agentrl.images.patches import KeptPatches, Patches
 from agentrl.images.processing import ImageError, Processing
 from agentrl.tokens.image_ids import label
 
@@ -24,9 +22,7 @@ class SeenImages:
 
     def __init__(self) -> None:
         self._digests: dict[int, bytes] = {}
-        self._patches: OrderedDict[int, Patches] = OrderedDict()
-        self._bytes = 0
-        self._turn = threading.Lock()
+        self._kept = KeptPatches(MOST_BYTES)
 
     def patches(self, images: Mapping[int, bytes], how: Processing) -> dict[int, Patches]:
         """The patches of these images. Raises ImageError."""
@@ -34,19 +30,13 @@ class SeenImages:
 
     def _one(self, number: int, png: bytes, how: Processing) -> Patches:
         digest = hashlib.blake2b(png, digest_size=16).digest()
-        with self._turn:
-            if self._digests.get(number, digest) != digest:
-                raise ImageError(f"The image {label(number)} came with other bytes before.")
-            if number in self._patches:
-                self._patches.move_to_end(number)
-                return self._patches[number]
-        made = patches_of(png, how)
-        with self._turn:
-            if self._digests.setdefault(number, digest) != digest:
-                raise ImageError(f"The image {label(number)} came with other bytes before.")
-            if number not in self._patches:
-                self._patches[number] = made
-                self._bytes += made.values.nbytes
-            while self._bytes > MOST_BYTES and len(self._patches) > 1:
-                self._bytes -= self._patches.popitem(last=False)[1].values.nbytes
-        return made
+        _refuse_other(number, digest, self._digests.get(number, digest))
+        found = self._kept.of(number, png, how)
+        # Not before it was decoded, and once more, because another thread may have brought other bytes meanwhile.
+        _refuse_other(number, digest, self._digests.setdefault(number, digest))
+        return found
+
+
+def _refuse_other(number: int, digest: bytes, known: bytes) -> None:
+    if known != digest:
+        raise ImageError(f"The image {label(number)} came with other bytes before.")
