@@ -3,6 +3,7 @@
 Invariants:
 - It gets the conversation as messages, so the chat template of a run does not matter.
 - Its answers never train, because their tokens are not known.
+- A prompt with images is refused: its messages would have words in their place, and the answer would be about those.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agentrl.chat.template import Template
-from agentrl.engines.interface import NO_BYTES, Generated, Sampling
+from agentrl.engines.interface import NO_BYTES, CallRefusedError, Generated, Sampling
 from agentrl.engines.openai_calls import OpenAiCalls
 
 _ROLES = {"tool": "user", "": "user"}
@@ -41,6 +42,8 @@ class ChatApiModel:
         version: int | None = None,
         images: Mapping[int, bytes] = NO_BYTES,
     ) -> Generated:
+        if images:
+            raise CallRefusedError("A model behind an address gets no images, and this prompt shows some.")
         body = {
             "model": self._name,
             "messages": [

@@ -22,6 +22,7 @@ from agentrl.engines.interface import (
 from agentrl.engines.openai_calls import OpenAiCalls
 from agentrl.other_models import service_health
 from agentrl.rollout.chat_api_model import ChatApiModel
+from agentrl.tokens import image_ids
 from tests.other_models.services import Said, Service
 from tests.waiting import PATIENCE_S
 
@@ -82,6 +83,21 @@ async def test_an_address_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     finally:
         await model.close()
     assert "secret" not in str(failed.value)
+
+
+async def test_a_prompt_with_images_is_refused_instead_of_sent_without_them(tmp_path: Path) -> None:
+    build_words(tmp_path, ["one two"])
+    template = Template.of(tmp_path)
+    service = await Service(lambda asked: "I see no image.").start()
+    model = ChatApiModel(template, service.url, "large", KEY, 0, max_tokens=8)
+    prompt = [*template.first("", (), "one"), image_ids.id_of(7)]
+    try:
+        with pytest.raises(CallRefusedError, match="gets no images"):
+            await model.generate("a/0", prompt, Sampling(max_new_tokens=8), deadline_s=10, images={7: b"png"})
+        assert not service.asked
+    finally:
+        await model.close()
+        await service.close()
 
 
 async def test_a_service_that_asks_to_be_left_alone_is_asked_again_within_the_time_of_the_call(
