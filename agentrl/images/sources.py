@@ -25,7 +25,13 @@ from agentrl.images.processing import ImageError
 from agentrl.tokens.image_marks import mark, plain
 
 WITHIN_S = 30.0
+_BUSY, _BROKEN = 429, 500
+"""Statuses with which a server refuses for now; those above the second do too."""
 _DATA = re.compile(r"data:([\w.+/-]*)(;[\w=-]+)*;base64,", re.ASCII)
+
+
+class ImageAwayError(ImageError):
+    """An address gives no image now, and may give it later."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -48,8 +54,9 @@ class Limits(msgspec.Struct, frozen=True):
 USUAL = Limits()
 
 
-def text_of(content: Any, *, beside: Path) -> str:
-    """The text of a message with a mark for each image; paths are relative to `beside`. Raises ImageError."""
+def text_of(content: Any, *, beside: Path | None) -> str:
+    """The text of a message with a mark for each image; paths are relative to `beside`. None: files are on another
+    host, so nothing is known of them. Raises ImageError."""
     if isinstance(content, str):
         return plain(content)
     if not isinstance(content, list) or not content:
@@ -57,7 +64,7 @@ def text_of(content: Any, *, beside: Path) -> str:
     return "".join(_part(part, beside) for part in content)
 
 
-def source_of(value: Any, *, beside: Path) -> str:
+def source_of(value: Any, *, beside: Path | None) -> str:
     """A path, an address or a data URL as text. Raises ImageError."""
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         return f"data:;base64,{base64.b64encode(value['bytes']).decode()}"
@@ -76,13 +83,15 @@ def source_of(value: Any, *, beside: Path) -> str:
         if not _is_address(value):
             raise ImageError(f"has an image at {value[:64]!r}, which is no address")
         return scheme + value[len(scheme) :]
+    if beside is None:
+        return value
     path = (beside / value).absolute()
     if not path.is_file():
         raise ImageError(f"has an image {value[:200]!r}, and there is no file {path}")
     return str(path)
 
 
-def _part(part: Any, beside: Path) -> str:
+def _part(part: Any, beside: Path | None) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     match kind:
         case "text" if isinstance(part.get("text"), str):
@@ -105,7 +114,7 @@ def problem_of(source: str, limits: Limits) -> str:
 
 
 async def bytes_of(source: str, limits: Limits) -> bytes:
-    """The bytes of an image, not decoded. Raises ImageError."""
+    """The bytes of an image, not decoded. Raises ImageError, or ImageAwayError if it may work later."""
     if source.startswith("data:"):
         return _decoded(source, limits.bytes)
     if source.startswith(("http://", "https://")):
@@ -148,7 +157,9 @@ async def _fetched(address: str, limits: Limits) -> bytes:
             client.stream("GET", address, headers={"Accept-Encoding": "identity"}) as reply,
         ):
             if reply.status_code != 200:
-                raise ImageError(f"{origin} answers {reply.status_code} instead of an image.")
+                for_now = reply.status_code == _BUSY or reply.status_code >= _BROKEN
+                kind = ImageAwayError if for_now else ImageError
+                raise kind(f"{origin} answers {reply.status_code} instead of an image.")
             if (encoding := reply.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ImageError(f"{origin} answers in the encoding {encoding[:20]!r}, which it was not asked for.")
             # Reads raw bytes, because a compressed chunk may grow a thousandfold before it is counted.
@@ -157,7 +168,8 @@ async def _fetched(address: str, limits: Limits) -> bytes:
                 if len(data) > limits.bytes:
                     raise _too_large(limits.bytes)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as broken:
-        raise ImageError(f"{origin} gives no image: {str(broken)[:120] or type(broken).__name__}.") from None
+        kind = ImageAwayError if isinstance(broken, httpx.TransportError | TimeoutError) else ImageError
+        raise kind(f"{origin} gives no image: {str(broken)[:120] or type(broken).__name__}.") from None
     return bytes(data)
 
 

@@ -120,7 +120,8 @@ async def _next_portion(
         for place in portion
         if order[place] in kept_rows
     ]
-    new = await tasks.insert(database, await task_images.stored(database, fresh, limits))
+    complete = await task_images.stored(database, fresh, limits, patience_s=task_images.AWAY_AT_MOST_S)
+    new = await tasks.insert(database, complete)
     noted: Plain = {"$set": {"inserted": portion.stop, "done": portion.stop >= epoch.rows}}
     if left_out:
         noted["$inc"] = {f"left_out.{why}": count for why, count in left_out.items()}

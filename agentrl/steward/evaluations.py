@@ -22,6 +22,7 @@ async def queue(database: Database, settings: StewardSettings, sources: Mapping[
             rows = sources[name].held_out
             chosen = rows[: settings.evaluation_tasks] if settings.evaluation_tasks else rows
             fresh = epochs.evaluation_tasks(name, environment, chosen, version)
-            new += await tasks.insert(database, await task_images.stored(database, fresh, settings.images))
+            complete = await task_images.stored(database, fresh, settings.images, patience_s=task_images.AWAY_AT_MOST_S)
+            new += await tasks.insert(database, complete)
         await evaluations.mark_queued(database, version)
     return new

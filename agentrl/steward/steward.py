@@ -1,11 +1,13 @@
 """The steward: repeats all its acts in rounds.
 
 Invariants: a round may be interrupted anywhere, and any steward may repeat it; a steward renews its own lease only
-after it bridged the gap before; urgent work (attempts, admission) is done in every round, the rest once in a while.
+after it bridged the gap before; urgent work (attempts, admission) is done in every round, the rest once in a while; no
+round waits for the images of new tasks, which may come slowly or not at all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -36,6 +38,8 @@ log = logging.getLogger("steward")
 
 HOUSEKEEPING_EVERY_S = 1.0
 IMAGES_EVERY_S = 600.0
+QUEUED_WITHIN_S = 2.0
+"""How long a round waits for new tasks. They go on coming beside the rounds after it."""
 RETENTION_EVERY_S = 5.0
 PAUSED = "paused"
 
@@ -48,6 +52,8 @@ class Done:
     evaluations: int = 0
     redrawn: int = 0
     queued: int = 0
+    queueing: bool = False
+    """The images of new tasks are still being stored."""
     repaired: int = 0
     closed: Counter[str] = field(default_factory=Counter)
     expired: list[str] = field(default_factory=list)
@@ -71,7 +77,8 @@ class Done:
     def sentence(self) -> str:
         room = f"room for {max(0, self.admitted.capacity)}"
         why = "; ".join(dict.fromkeys(filter(None, (self.admitted.why_not, *self.admitted.held.values()))))
-        return f"{self.admitted.counts.sentence()}, {room}{f'; {why}' if why else ''}"
+        images = "; stores the images of new tasks" if self.queueing else ""
+        return f"{self.admitted.counts.sentence()}, {room}{f'; {why}' if why else ''}{images}"
 
 
 class Steward:
@@ -105,6 +112,8 @@ class Steward:
         self._run_dir = run_dir
         self._looked_at_disks_at = float("-inf")
         self._images_looked_at = float("-inf")
+        self._queueing: asyncio.Task[int] | None = None
+        """Brings new tasks. One at a time, because two would bring the same ones."""
         self._reward_watch = RewardWatch(database)
         self.stage = 0
         """The stage of the curriculum."""
@@ -119,6 +128,10 @@ class Steward:
         self._renewed_at = self._clock()
 
     async def stop(self) -> None:
+        if self._queueing is not None:
+            # What it has not finished, the next steward begins again.
+            self._queueing.cancel()
+            await asyncio.wait([self._queueing])
         await self._lease.close()
 
     async def round(self) -> Done:
@@ -190,6 +203,19 @@ class Steward:
             self._dead.discard(incarnation)  # not before the store took it
         return declared
 
+    async def _queue(self, done: Done) -> None:
+        if self._queueing is None:
+            self._queueing = asyncio.create_task(self._bring_tasks(), name="queue tasks")
+        await asyncio.wait([self._queueing], timeout=QUEUED_WITHIN_S)
+        done.queueing = not self._queueing.done()
+        if not done.queueing:
+            ended, self._queueing = self._queueing, None
+            done.queued = ended.result()
+
+    async def _bring_tasks(self) -> int:
+        new = await epochs.refill(self._database, self.settings, self._sources)
+        return new + await evaluations.queue(self._database, self.settings, self._sources)
+
     async def _keep_house(self, done: Done) -> None:
         await dead_owners.bridge_gap(self._database)
         if self._clock() - self._renewed_at >= owners.RENEW_EVERY_S:
@@ -208,7 +234,6 @@ class Steward:
         if self.settings.max_trained_count > 1:
             await group_upkeep.retrain(self._database, self.settings, await admission.reported_plan(self._database))
         self.stage = await curriculum.stage(self._database, self.settings.stages)
-        done.queued = await epochs.refill(self._database, self.settings, self._sources)
-        done.queued += await evaluations.queue(self._database, self.settings, self._sources)
+        await self._queue(done)
         for version in await dead_owners.tidy(self._database):
             log.warning("version %d is rejected: no engine takes it", version)

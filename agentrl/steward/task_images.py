@@ -2,13 +2,15 @@
 
 Samplers may be on hosts that have neither the files nor a network, so a queued task must need only the database.
 
-Invariant: an image that cannot be loaded does not block the queue: the task says why, and its records end for that
-reason.
+Invariants:
+- an address that gives no image for now is asked again for a while, so an outage of some minutes costs no task;
+- an image that cannot be loaded does not block the queue: the task says why, and its records end for that reason.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -16,24 +18,27 @@ import msgspec
 
 from agentrl.images import sources
 from agentrl.images.processing import ImageError
-from agentrl.images.sources import Limits
+from agentrl.images.sources import ImageAwayError, Limits
 from agentrl.store import images
 from agentrl.store.database import Database
 from agentrl.store.documents import Image, Task
 from agentrl.tokens import image_marks
 
 AT_ONCE = 8
-
+AWAY_AT_MOST_S = 600.0
+"""How long an address is asked again that gives no image for now."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Between two requests. The pauses double."""
 
 Put = Callable[[bytes], Awaitable[Image]]
 
 
-async def stored(database: Database, tasks: Sequence[Task], limits: Limits) -> list[Task]:
-    """The tasks with the names of stored images."""
-    return await named(lambda data: images.put(database, data, of_task=True), tasks, limits)
+async def stored(database: Database, tasks: Sequence[Task], limits: Limits, *, patience_s: float = 0.0) -> list[Task]:
+    """The tasks with the names of stored images. `patience_s`: how long an address may be away."""
+    return await named(lambda data: images.put(database, data, of_task=True), tasks, limits, patience_s=patience_s)
 
 
-async def named(put: Put, tasks: Sequence[Task], limits: Limits) -> list[Task]:
+async def named(put: Put, tasks: Sequence[Task], limits: Limits, *, patience_s: float = 0.0) -> list[Task]:
     """The same, with another function that stores an image."""
     tasks = [_without_files_outside(task, limits) for task in tasks]
     found = {name for task in tasks for name in image_marks.names_in(*_texts(task))}
@@ -43,8 +48,16 @@ async def named(put: Put, tasks: Sequence[Task], limits: Limits) -> list[Task]:
     if not wanted:
         return list(tasks)
     gate = asyncio.Semaphore(AT_ONCE)
-    kept = await asyncio.gather(*(_kept(put, source, limits, gate) for source in wanted))
-    marks = dict(zip(wanted, kept, strict=True))
+    ends_at = time.monotonic() + patience_s
+    try:
+        async with asyncio.TaskGroup() as group:
+            under_way = {
+                source: group.create_task(_mark_of(put, source, limits, gate, ends_at), name=f"image {source[:60]}")
+                for source in wanted
+            }
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from several
+    marks = {source: one.result() for source, one in under_way.items()}
     return [renamed(task, lambda name: marks.get(name) or image_marks.mark(name)) for task in tasks]
 
 
@@ -60,13 +73,21 @@ def _without_files_outside(task: Task, limits: Limits) -> Task:
     return renamed(task, by)
 
 
-async def _kept(put: Put, source: str, limits: Limits, gate: asyncio.Semaphore) -> str:
-    async with gate:
+async def _mark_of(put: Put, source: str, limits: Limits, gate: asyncio.Semaphore, ends_at: float) -> str:
+    """What stands for the image in a text once it is stored, or why it is not."""
+    pause_s = FIRST_PAUSE_S
+    while True:
         try:
-            data = await sources.bytes_of(source, limits)
+            async with gate:
+                return image_marks.mark((await put(await sources.bytes_of(source, limits))).id)
+        except ImageAwayError as away:
+            if time.monotonic() + pause_s > ends_at:
+                return image_marks.refused(away.message)
         except ImageError as wrong:
             return image_marks.refused(wrong.message)
-        return image_marks.mark((await put(data)).id)
+        # Others use the place in the gate meanwhile.
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def renamed(task: Task, by: image_marks.Replacement) -> Task:

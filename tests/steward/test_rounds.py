@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.images.sources import Limits
 from agentrl.policies.admission_capacity import Counts
 from agentrl.policies.curriculum import Stage, Until
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.policies.status_tables import TaskStatus
 from agentrl.steward import admission, group_upkeep
+from agentrl.steward import steward as steward_rounds
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.steward.steward import Steward
@@ -34,7 +36,9 @@ from agentrl.store import (
 from agentrl.store.database import Database, Plain
 from agentrl.store.datasets import Row
 from agentrl.store.documents import Task, load
+from agentrl.tokens import image_marks
 from tests.store.flow import admit, claim_one, commit, end, queue, ready_tasks, run_group, sampler, step_of
+from tests.waiting import PATIENCE_S, aeventually
 
 
 def rows(count: int, *, prefix: str = "item") -> list[Row]:
@@ -86,6 +90,55 @@ async def test_a_round_fills_the_queue_and_admits_whole_groups_up_to_the_bound(d
     assert task["servers"] == ["shop"]
     assert task["sampling"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens_per_call": 1024, "context": 8192}
     assert (await accounting.account(db)).problems == ()
+
+
+async def test_no_round_waits_for_an_image_whose_address_does_not_answer(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steward_rounds, "QUEUED_WITHIN_S", 0.05)
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await answers.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\npng")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        row = Row(query=image_marks.mark(f"{address}/a.png"), where="line 1")
+        made = Steward(
+            db,
+            settings(images=Limits(origins=(address,))),
+            {"shop": Source.of([row])},
+            incarnation="steward-1.1",
+            unit="steward-1",
+            run_dir=Path.cwd(),
+        )
+        await made.start()
+        async with asyncio.timeout(PATIENCE_S):
+            done = await made.round()
+            assert (done.queued, done.queueing) == (0, True)
+            assert "stores the images of new tasks" in done.sentence()
+            await asked.wait()
+            await full_round(made)
+        answers.set()
+
+        async def queued() -> int:
+            made._kept_house_at = float("-inf")
+            return (await made.round()).queued
+
+        assert await aeventually(queued) == 1
+        [task] = await db.find("Task", {})
+        assert all(map(image_marks.is_stored, image_marks.names_in(task["query"])))
+        # What is under way ends with the steward.
+        answers.clear()
+        await db.delete_many("Task", {})
+        await db.delete_many("Epoch", {})
+        await full_round(made)
+        async with asyncio.timeout(PATIENCE_S):
+            await made.stop()
+        answers.set()
 
 
 async def test_groups_without_signal_hold_no_capacity_and_ready_ones_do(db: Database) -> None:
