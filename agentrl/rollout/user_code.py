@@ -36,7 +36,7 @@ def load(config: RunConfig) -> None:
             _see(config, f"environments.{name}.watchers", environment.agent, watcher)
         for place in filter(None, (environment.dataset, environment.evaluation)):
             # On another host than the steward's the file may not be there; the steward reads it in any case.
-            for row in datasets.read(place) if Path(place).exists() else ():
+            for row in datasets.read_without_images(place) if Path(place).exists() else ():
                 _see(config, row.where, row.agent_name or environment.agent, row.scorer or environment.scorer)
     for number, stage in enumerate(config.curriculum):
         for name, scorer in stage.scorers.items():

@@ -108,6 +108,11 @@ def read(path: str | Path) -> list[Row]:
     return _read(Path(path), None)
 
 
+def read_without_images(path: str | Path) -> list[Row]:
+    """The same for a process that shows no images of rows. Their files may be on the host of the steward alone."""
+    return _read(Path(path), None, has_images=False)
+
+
 def look(path: str | Path) -> tuple[list[Row], bool]:
     """All rows of a small dataset, otherwise the first ones; and whether these are all."""
     place = local_copy(str(path), SPLITS) if is_hub_word(str(path)) else Path(path)
@@ -151,9 +156,10 @@ def digest(rows: Iterable[Row]) -> str:
 # ---- reading ----
 
 
-def _read(place: Path, most: int | None) -> list[Row]:
+def _read(place: Path, most: int | None, *, has_images: bool = True) -> list[Row]:
     with numbered_rows(place) as found:
-        beside = place if place.is_dir() else place.parent
+        folder = place if place.is_dir() else place.parent
+        beside = folder if has_images else None
         rows = [_of_a_size(_row(one, where, split, beside)) for where, split, one in itertools.islice(found, most)]
     if not rows:
         raise DatasetError(f"{place} has no rows.")
@@ -287,8 +293,8 @@ def _arrow(module: str) -> Any:
 # ---- understanding ----
 
 
-def _row(stored: Any, where: str, split: str, beside: Path) -> Row:
-    """`beside`: the directory to which paths of images are relative."""
+def _row(stored: Any, where: str, split: str, beside: Path | None) -> Row:
+    """`beside`: the directory to which paths of images are relative; None if the images are on another host."""
     if not isinstance(stored, Mapping):
         raise DatasetError(f"{where} is no object but {_kind(stored)}.")
     fields = {str(name): value for name, value in stored.items() if value is not None}
@@ -353,7 +359,7 @@ def _first(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def _query(
-    fields: Mapping[str, Any], name: str | None, where: str, beside: Path
+    fields: Mapping[str, Any], name: str | None, where: str, beside: Path | None
 ) -> tuple[str, tuple[ConversationMessage, ...]]:
     if name is None:
         raise DatasetError(f"{where} has no query: one of {', '.join(ALIASES['query'])} is needed.")
@@ -369,7 +375,7 @@ def _query(
     return value, earlier
 
 
-def _with_images(query: str, images: Any, where: str, beside: Path) -> str:
+def _with_images(query: str, images: Any, where: str, beside: Path | None) -> str:
     """The query with the images of the column `images` in place of every `<image>`, or before the query if it has
     none."""
     if not isinstance(images, list) or not images:
@@ -386,7 +392,7 @@ def _with_images(query: str, images: Any, where: str, beside: Path) -> str:
     return first + "".join(found + text for found, text in zip(marks, others, strict=True))
 
 
-def _conversation(messages: list[Any], name: str, where: str, beside: Path) -> tuple[ConversationMessage, ...]:
+def _conversation(messages: list[Any], name: str, where: str, beside: Path | None) -> tuple[ConversationMessage, ...]:
     """The conversation up to the last message of the user; an answer after it must not be shown to the model."""
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
@@ -408,7 +414,7 @@ def _conversation(messages: list[Any], name: str, where: str, beside: Path) -> t
     )
 
 
-def _content(message: Mapping[str, Any], at: str, beside: Path) -> str:
+def _content(message: Mapping[str, Any], at: str, beside: Path | None) -> str:
     """The text of a message, with a mark for every image."""
     content = message.get("content")
     try:

@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from agentrl.config.run import RunConfig
 from agentrl.store import datasets, evaluations
@@ -45,7 +44,8 @@ def over_all(numbers: Mapping[str, float]) -> dict[str, float]:
 
 def has_held_out_tasks(config: RunConfig) -> bool:
     return any(
-        environment.evaluation or datasets.split_of(datasets.read(Path(environment.dataset)), "eval", default="train")
+        environment.evaluation
+        or datasets.split_of(datasets.read_without_images(environment.dataset), "eval", default="train")
         for environment in config.environments.values()
     )
 

@@ -60,7 +60,7 @@ def prompts(config: RunConfig, model: Path, count: int) -> list[list[int]]:
     rows = (
         template.first(environment.system, [], image_marks.replaced(row.query, lambda _: ""))
         for environment in config.environments.values()
-        for row in datasets.read(Path(environment.dataset))
+        for row in datasets.read_without_images(Path(environment.dataset))
     )
     most = min(PROMPT_TOKENS, config.sampling.context // 2)
     return [ids[:most] for ids in itertools.islice(rows, count)]
@@ -72,5 +72,5 @@ def _texts(config: RunConfig, demonstrations: list[Demonstration]) -> Iterator[s
         yield from one.texts
     for environment in config.environments.values():
         yield environment.system
-        for row in datasets.read(Path(environment.dataset)):
+        for row in datasets.read_without_images(Path(environment.dataset)):
             yield image_marks.shown(row.query)
