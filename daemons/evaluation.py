@@ -41,6 +41,9 @@ from daemons.trial_services import (
     without_token_limits,
 )
 
+IMAGES_WITHIN_S = 60.0
+"""How long an address of images may be away: what is refused is a result, and is not tried again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -64,7 +67,7 @@ async def main(config: RunConfig, asked: Mapping[str, Any]) -> None:
         if wanted:
             model = TriedModel(url=asked["url"], name=asked["model_name"])
             async with surroundings(config, model, at_once=int(asked["at_once"])) as around:
-                tasks = await with_images(config, [one.task for one in wanted])
+                tasks = await with_images(config, [one.task for one in wanted], patience_s=IMAGES_WITHIN_S)
                 tasks = [without_token_limits(task) for task in tasks] if model.url else tasks
                 wanted = [replace(one, task=task) for one, task in zip(wanted, tasks, strict=True)]
                 far = Progress(model=asked["name"], wanted=len(wanted))

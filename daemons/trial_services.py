@@ -21,7 +21,7 @@ import msgspec
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_words import build_words
-from agentrl.engines.interface import Engine
+from agentrl.engines.interface import Generates
 from agentrl.errors import ConfigError
 from agentrl.images.run_images import limits_of
 from agentrl.other_models.ledger import MemoryLedger
@@ -32,7 +32,7 @@ from agentrl.rollout.episode_run import Surroundings
 from agentrl.rollout.other_models import Helpers
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import SamplerToolbox
-from agentrl.rollout.shown_images import MemoryShelf, ShownImages
+from agentrl.rollout.shown_images import ShownImages, TemporaryShelf
 from agentrl.steward import task_images
 from agentrl.steward.epochs import task_of
 from agentrl.steward.settings import from_config
@@ -63,7 +63,7 @@ def _texts(config: RunConfig) -> Any:
             yield row.query
 
 
-_shelf = MemoryShelf()
+_shelf = TemporaryShelf()
 """The images of this process."""
 
 
@@ -81,9 +81,10 @@ async def tasks_of(config: RunConfig, name: str, count: int) -> list[Task]:
     return await with_images(config, tasks)
 
 
-async def with_images(config: RunConfig, tasks: list[Task]) -> list[Task]:
-    """Loads the images of the rows, which the model of this process can read."""
-    return await task_images.named(_shelf.put, tasks, limits_of(config))
+async def with_images(config: RunConfig, tasks: list[Task], *, patience_s: float = 0.0) -> list[Task]:
+    """Loads the images of the rows, which the model of this process can read. `patience_s`: how long an address may be
+    away."""
+    return await task_images.named(_shelf.put, tasks, limits_of(config), patience_s=patience_s)
 
 
 def without_token_limits(task: Task) -> Task:
@@ -130,7 +131,7 @@ async def surroundings(config: RunConfig, model: TriedModel, *, at_once: int) ->
 async def surroundings_of(
     config: RunConfig,
     chat: chat_format.ChatFormat,
-    engine: Engine | trial.TriedEngine,
+    engine: Generates,
     tools: SamplerToolbox | None,
     *,
     at_once: int,
@@ -155,7 +156,7 @@ async def surroundings_of(
 @contextlib.asynccontextmanager
 async def _engine(
     config: RunConfig, directory: Path, template: Template, model: TriedModel, slots: int
-) -> AsyncIterator[Engine | trial.TriedEngine]:
+) -> AsyncIterator[Generates]:
     if model.replies:
         yield ScriptedModel(template, VERSION, model.replies)
         return

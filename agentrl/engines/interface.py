@@ -99,8 +99,8 @@ class Load(msgspec.Struct, kw_only=True):
     """Generated tokens per second, if the engine measures them instead of counting."""
 
 
-class Engine(Protocol):
-    """An engine in this process or behind HTTP. All failures are EngineErrors."""
+class Generates(Protocol):
+    """What continues prompts: an engine, or something that takes the place of one where an episode is tried."""
 
     async def generate(
         self,
@@ -115,6 +115,10 @@ class Engine(Protocol):
         """Continues `ids`. At the deadline the call is aborted and returns what it has, with `abort`. `images`: the
         images that `ids` show, by number, in the size that the model sees."""
         ...
+
+
+class Engine(Generates, Protocol):
+    """An engine in this process or behind HTTP. All failures are EngineErrors."""
 
     def stream(
         self,

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import tempfile
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 
+import msgspec
+
+from agentrl.errors import DiskError
 from agentrl.images import decoding
 from agentrl.images.processing import ImageError, Processing
 from agentrl.store import images
@@ -70,18 +76,46 @@ class DatabaseShelf:
             await images.note_size(self._database, image, width=size.width, height=size.height, format=found.format)
 
 
-class MemoryShelf:
-    """For episodes without a database."""
+class TemporaryShelf:
+    """For episodes without a database: in a file without a name, so a long evaluation needs no memory for it, and
+    nothing of it is left when the process ends."""
 
     def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
         self._images: dict[str, Image] = {}
+        """Without their bytes."""
+        self._begins: dict[str, int] = {}
+        """Where the bytes of each begin."""
 
     async def put(self, data: bytes) -> Image:
+        """Raises DiskError."""
         name = hashlib.sha256(data).hexdigest()
-        return self._images.setdefault(name, Image(id=name, number=len(self._images), data=data, length=len(data)))
+        if name not in self._images:
+            try:
+                self._begins[name] = self._written(data)
+            except OSError as broken:
+                raise DiskError(
+                    f"An image cannot be kept in {tempfile.gettempdir()}: {broken.strerror}.",
+                    hint="Make room there, or set TMPDIR to another directory.",
+                ) from broken
+            self._images[name] = Image(id=name, number=len(self._images), length=len(data))
+        return self._images[name]
+
+    def _written(self, data: bytes) -> int:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="agentrl-images-")  # noqa: SIM115 - it is closed with the shelf
+            weakref.finalize(self, self._file.close)
+        begin = self._file.seek(0, os.SEEK_END)
+        self._file.write(data)
+        self._file.flush()
+        return begin
 
     async def get(self, name: str) -> Image | None:
-        return self._images.get(name)
+        known = self._images.get(name)
+        if known is None or self._file is None:
+            return None
+        data = await asyncio.to_thread(os.pread, self._file.fileno(), known.length, self._begins[name])
+        return msgspec.structs.replace(known, data=data)
 
     async def use(self, name: str) -> None:
         """Nothing is removed from it."""
@@ -94,7 +128,7 @@ class ShownImages:
     """The images of all episodes of a process."""
 
     def __init__(self, shelf: ImageShelf, how: Processing | None, *, most_bytes: int) -> None:
-        """`how` the model is shown images; None if it reads texts only."""
+        """`how`: how the model is shown images; None if it reads texts only."""
         self._shelf = shelf
         self._how = how
         self.most_bytes = most_bytes
@@ -139,17 +173,23 @@ class ShownImages:
         if image is None:
             raise ImageError(f"The image {name[:12]} is not stored.")
         found = await asyncio.to_thread(decoding.shown, image.data, how)
-        if found.tokens > MOST_TOKENS:
-            raise ImageError(f"The image {name[:12]} has {found.tokens} tokens, and at most {MOST_TOKENS} are allowed.")
+        return await self._known_from_now_on(image, found)
+
+    async def _known_from_now_on(self, image: Image, found: decoding.Shown) -> Shown:
+        _refuse_too_many_tokens(image.id, found)
         await self._shelf.decoded(image, found)
         made = Shown(image.number, found.png, [image_ids.id_of(image.number)] * found.tokens)
-        self._known[name], self._used[name] = made, time.monotonic()
+        self._forget(image.id)
+        self._known[image.id], self._used[image.id] = made, time.monotonic()
         self._bytes += len(made.png)
         while self._bytes > MOST_BYTES and len(self._known) > 1:
-            gone, shown = self._known.popitem(last=False)
-            self._bytes -= len(shown.png)
-            del self._used[gone]
+            self._forget(next(iter(self._known)))
         return made
+
+    def _forget(self, name: str) -> None:
+        if (shown := self._known.pop(name, None)) is not None:
+            self._bytes -= len(shown.png)
+            del self._used[name]
 
     async def kept(self, data: bytes) -> str:
         """Stores an image that a tool or a loop made, and returns its name. Raises ImageError if it cannot be shown to
@@ -158,10 +198,16 @@ class ShownImages:
             raise ImageError(f"The image has more than {self.most_bytes} bytes.")
         if self._how is None:
             raise ImageError("The model reads no images.")
-        await asyncio.to_thread(decoding.shown, data, self._how)
-        name = (await self._shelf.put(data)).id
-        await self.shown(name)
-        return name
+        found = await asyncio.to_thread(decoding.shown, data, self._how)
+        _refuse_too_many_tokens(hashlib.sha256(data).hexdigest(), found)
+        image = await self._shelf.put(data)
+        await self._known_from_now_on(image, found)
+        return image.id
+
+
+def _refuse_too_many_tokens(name: str, found: decoding.Shown) -> None:
+    if found.tokens > MOST_TOKENS:
+        raise ImageError(f"The image {name[:12]} has {found.tokens} tokens, and at most {MOST_TOKENS} are allowed.")
 
 
 class EpisodeImages:

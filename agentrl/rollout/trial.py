@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 from pymongo import UpdateOne
 
-from agentrl.engines.interface import NO_BYTES, Engine, Generated, Sampling
+from agentrl.engines.interface import Engine, Generates
 from agentrl.engines.routing import Candidate
 from agentrl.environments.rubric import Score
 from agentrl.policies import outcomes
@@ -39,21 +39,6 @@ from agentrl.toolbox.client import ToolboxClient
 OWNER = "trial"
 _NO_STORE = cast(Database, None)
 """A new episode reads nothing, and its writer stores nothing."""
-
-
-class TriedEngine(Protocol):
-    """The interface that a tried episode needs from an engine."""
-
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> Generated: ...
 
 
 Show = Callable[[DispatchedSamplingTask], None]
@@ -99,9 +84,7 @@ def _done() -> asyncio.Future[None]:
 class TrialDirectory(ServiceDirectory):
     """One engine of this process, and one toolbox."""
 
-    def __init__(
-        self, engine: Engine | TriedEngine, toolbox: ToolboxClient | None, *, version: int, slots: int
-    ) -> None:
+    def __init__(self, engine: Generates, toolbox: ToolboxClient | None, *, version: int, slots: int) -> None:
         super().__init__(_NO_STORE, "", lambda url: cast(ToolboxClient, toolbox))
         self._engine = cast(Engine, engine)
         self._toolbox = toolbox
