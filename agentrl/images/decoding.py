@@ -7,6 +7,7 @@ Invariants:
 - the size is read from the header, and compared with the limit, before anything is decoded;
 - formats that are not listed are not opened;
 - large images are decoded one at a time, because decoding one takes some hundred megabytes;
+- an image is upright, as its EXIF data says, and opaque: the model sees what people see;
 - any fault of the bytes raises ImageError with one sentence.
 """
 
@@ -26,6 +27,18 @@ MOST_DECODED_PIXELS = 64 << 20
 """Limits the image as it is stored; the model sees a smaller one."""
 LARGE_PIXELS = 8 << 20
 _large = threading.Lock()
+_ORIENTATION = 0x0112
+"""A tag of EXIF."""
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What makes an image with such an orientation upright, by Pillow's name."""
 
 
 class Shown(NamedTuple):
@@ -50,14 +63,15 @@ def shown(data: bytes, processing: Processing) -> Shown:
                 size, kind = Size(height, width), str(opened.format)
                 if height * width > MOST_DECODED_PIXELS:
                     raise ImageError(f"The image is {width}x{height}, and more than {MOST_DECODED_PIXELS} pixels.")
-                target = processing.shown_size(size)
+                processing.shown_size(size)  # refuses what is too long, before it is decoded
                 with _large if height * width > LARGE_PIXELS else contextlib.nullcontext():
-                    pixels = _opaque(opened)
+                    pixels = _upright(_opaque(opened), _orientation(opened))
+                    target = processing.shown_size(Size(pixels.height, pixels.width))
                     if pixels.size != (target.width, target.height):
                         pixels = pixels.resize((target.width, target.height), pillow.Resampling.BICUBIC)
     except ImageError:
         raise
-    except Exception as broken:  # noqa: BLE001 - decoders raise whatever they meet
+    except Exception as broken:  # noqa: BLE001 - decoders raise errors of any kind
         raise ImageError(f"The image cannot be decoded: {_reason(broken, data)}.") from None
     return Shown(_png(pixels), target, processing.tokens(target), size, kind.lower())
 
@@ -73,10 +87,26 @@ def canary_image(processing: Processing) -> bytes:
 
 def _opaque(opened: Any) -> Any:
     """Puts the image on white, as people see it: black text on a transparent background would become black on black."""
+    if opened.mode.startswith("I"):
+        # Grey of 16 bits. Pillow would make everything white that is not nearly black.
+        opened = opened.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if not opened.has_transparency_data:
         return opened.convert("RGB")
     whole = opened.convert("RGBA")
     return _pillow().alpha_composite(_pillow().new("RGBA", whole.size, "white"), whole).convert("RGB")
+
+
+def _orientation(opened: Any) -> int:
+    """1 for an image that is upright."""
+    try:
+        return int(opened.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001 - the pixels are whole, whatever is wrong with what cameras write beside them
+        return 1
+
+
+def _upright(pixels: Any, orientation: int) -> Any:
+    turn = _TURNS.get(orientation)
+    return pixels if turn is None else pixels.transpose(getattr(_pillow().Transpose, turn))
 
 
 def _png(pixels: Any) -> bytes:

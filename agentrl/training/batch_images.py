@@ -18,11 +18,14 @@ from agentrl.images.positions import image_runs
 from agentrl.images.processing import ImageError, Processing
 from agentrl.store import images
 from agentrl.store.database import Database
+from agentrl.store.documents import Image
 from agentrl.tokens.image_ids import label
 from agentrl.training.batch import Trajectory
 from agentrl.training.batch_assembly import Assembled
 
 log = logging.getLogger("trainer")
+AT_ONCE = 8
+"""Images that are decoded at the same time."""
 
 
 async def with_images(database: Database, assembled: Assembled, how: Processing | None) -> Assembled:
@@ -34,12 +37,7 @@ async def with_images(database: Database, assembled: Assembled, how: Processing 
     numbers = {number for of_record in counted.values() for number in of_record}
     if not numbers:
         return assembled
-    shown: dict[int, decoding.Shown] = {}
-    for number, image in (await images.of_numbers(database, numbers)).items():
-        try:
-            shown[number] = await asyncio.to_thread(decoding.shown, image.data, how)
-        except ImageError as wrong:
-            log.error("the image %s: %s", label(number), wrong.message)
+    shown = await _decoded(await images.of_numbers(database, numbers), how)
     unfit = {record: problem for record, of_record in counted.items() if (problem := _problem(of_record, shown))}
     for record, problem in unfit.items():
         log.error("%s does not train: %s", record, problem)
@@ -47,6 +45,24 @@ async def with_images(database: Database, assembled: Assembled, how: Processing 
     pngs = {number: one.png for number, one in shown.items()}
     batch = msgspec.structs.replace(assembled.batch, trajectories=kept, images=pngs)
     return replace(assembled, batch=batch, broken=(*assembled.broken, *unfit))
+
+
+async def _decoded(stored: Mapping[int, Image], how: Processing) -> dict[int, decoding.Shown]:
+    """Those that can be decoded. Several at a time, because the step waits for them."""
+    found: dict[int, decoding.Shown] = {}
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def decode(number: int, image: Image) -> None:
+        async with gate:
+            try:
+                found[number] = await asyncio.to_thread(decoding.shown, image.data, how)
+            except ImageError as wrong:
+                log.error("the image %s: %s", label(number), wrong.message)
+
+    async with asyncio.TaskGroup() as group:
+        for number, image in stored.items():
+            group.create_task(decode(number, image), name=f"image {label(number)}")
+    return found
 
 
 def _tokens_of_images(one: Trajectory) -> dict[int, set[int]]:

@@ -8,17 +8,20 @@ import contextlib
 import hashlib
 import io
 import json
+import socket
 import struct
 import threading
+import tracemalloc
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from agentrl.chat.template import Template
 from agentrl.chat.tool_call_parsers import Call
@@ -31,14 +34,19 @@ from agentrl.images import decoding, numbered_urls, run_images, sources
 from agentrl.images.patches import patches_of
 from agentrl.images.processing import ImageError, Processing, Size, processing_of
 from agentrl.images.sources import Limits
-from agentrl.rollout import shown_images
-from agentrl.rollout.shown_images import MemoryShelf, ShownImages
+from agentrl.rollout import shown_images, user_code
+from agentrl.rollout.shown_images import ShownImages, TemporaryShelf
 from agentrl.steward import task_images
 from agentrl.store import images
 from agentrl.store.database import Database
 from agentrl.store.datasets import DatasetError, read
 from agentrl.store.documents import Task
 from agentrl.tokens import image_ids, image_marks
+from agentrl.tokens.spans import ROOT
+from agentrl.training import batch_images, initial_model
+from agentrl.training.batch import Batch, Segment, Trajectory
+from agentrl.training.batch_assembly import Assembled
+from agentrl.training.evaluator import has_held_out_tasks
 from agentrl.training.model_check import refuse_model
 from tests.images import tiny_vision
 from tests.waiting import PATIENCE_S, aeventually
@@ -70,7 +78,7 @@ async def test_an_image_is_decoded_once_for_all_who_wait_also_if_the_first_of_th
         return real(data, to)
 
     monkeypatch.setattr(decoding, "shown", slow)
-    shelf = MemoryShelf()
+    shelf = TemporaryShelf()
     name = (await shelf.put(RED)).id
     seen = ShownImages(shelf, how, most_bytes=1 << 20)
     waiting = [asyncio.create_task(seen.shown(name)) for _ in range(8)]
@@ -82,9 +90,51 @@ async def test_an_image_is_decoded_once_for_all_who_wait_also_if_the_first_of_th
     assert len({id(one) for one in ended[1:]}) == len(decoded) == 1
 
 
+async def test_an_image_of_a_tool_is_decoded_once_and_kept_once(
+    how: Processing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, real = [], decoding.shown
+
+    def counted(data: bytes, to: Processing) -> decoding.Shown:
+        decoded.append(data)
+        return real(data, to)
+
+    monkeypatch.setattr(decoding, "shown", counted)
+    shelf = TemporaryShelf()
+    seen = ShownImages(shelf, how, most_bytes=1 << 20)
+    name = await seen.kept(RED)
+    first = await seen.shown(name)
+    assert (decoded, first.ids) == ([RED], [image_ids.id_of(first.number)] * 4)
+    assert await seen.kept(RED) == name
+    monkeypatch.setattr(shown_images, "MOST_BYTES", len(first.png))
+    other = await seen.kept(tiny_vision.square((1, 2, 3)))
+    assert set(seen._known) == set(seen._used) == {other}
+    assert seen._bytes == len((await seen.shown(other)).png)
+    monkeypatch.setattr(shown_images, "MOST_TOKENS", 3)
+    with pytest.raises(ImageError, match="has 4 tokens, and at most 3 are allowed"):
+        await seen.kept(tiny_vision.square((4, 5, 6)))
+    assert len(shelf._images) == 2, "what no model is shown is not stored"
+
+
+async def test_a_long_evaluation_keeps_its_images_out_of_the_memory() -> None:
+    shelf, size = TemporaryShelf(), 1 << 20
+    tracemalloc.start()
+    try:
+        names = [(await shelf.put(bytes([number]) * size)).id for number in range(16)]
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < size
+    assert [(await shelf.put(bytes([number]) * size)).number for number in (3, 15)] == [3, 15]
+    found = await shelf.get(names[3])
+    assert found is not None
+    assert (found.data, found.number) == (b"\3" * size, 3)
+    assert await shelf.get(NAME) is None
+
+
 async def test_a_loop_stores_no_more_than_an_episode_may(how: Processing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_images, "MOST_OF_LOOP_BYTES", 2 * len(RED))
-    mine = shown_images.EpisodeImages(ShownImages(MemoryShelf(), how, most_bytes=1 << 20))
+    mine = shown_images.EpisodeImages(ShownImages(TemporaryShelf(), how, most_bytes=1 << 20))
     text = await mine.of_loop(RED)
     (seen,) = mine.shown_in(text)
     assert mine.shown_in("before", text, text, image_marks.mark(NAME)) == [seen, seen], "and none that it was not shown"
@@ -104,7 +154,7 @@ async def test_rows_of_a_stranger_show_no_files_outside_of_their_directory(tmp_p
         for environment, place in (("stranger", own), ("stranger", secret), ("stranger", link), ("mine", secret))
     ]
     limits = Limits(within={"stranger": str(own.parent)})
-    stored = await task_images.named(MemoryShelf().put, tasks, limits)
+    stored = await task_images.named(TemporaryShelf().put, tasks, limits)
     names = [name for task in stored for name in image_marks.names_in(task.query)]
     assert [image_marks.is_stored(name) for name in names] == [True, False, False, True]
     assert names[1] == "refused: The image secret.png is not in the directory of its environment."
@@ -203,6 +253,35 @@ def test_what_is_transparent_is_white(mode: str, how: Processing) -> None:
     assert seen.getpixel((seen.width - 2, seen.height // 2)) == (255, 255, 255)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_is_shown_upright_as_its_camera_says(orientation: int, how: Processing) -> None:
+    drawn = Image.new("RGB", (96, 64), (255, 255, 255))
+    drawn.paste((200, 0, 0), (0, 0, 48, 32))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    written = io.BytesIO()
+    drawn.save(written, "PNG", exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(written.getvalue())))
+    shown = decoding.shown(written.getvalue(), how)
+    assert shown.size == Size(upright.height, upright.width)
+    seen = Image.open(io.BytesIO(shown.png))
+    np.testing.assert_array_equal(np.asarray(seen), np.asarray(upright))
+
+
+def test_grey_of_sixteen_bits_keeps_its_shades(how: Processing) -> None:
+    shades = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    written = io.BytesIO()
+    Image.fromarray(shades).save(written, "PNG")
+    seen = np.asarray(Image.open(io.BytesIO(decoding.shown(written.getvalue(), how).png)))
+    assert np.abs(seen[..., 0].astype(int) - (shades >> 8)).max() <= 1
+
+
+def test_broken_words_of_a_camera_hide_no_image(how: Processing) -> None:
+    written = io.BytesIO()
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(written, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    assert decoding.shown(written.getvalue(), how).size == Size(64, 64)
+
+
 def test_patches_are_made_of_images_in_the_size_that_the_model_sees_only(how: Processing) -> None:
     for data in (tiny_vision.square((1, 2, 3), 41, 32), tiny_vision.square((1, 2, 3), 960, 960), RED[:60], b"GIF89a"):
         with pytest.raises(ImageError):
@@ -217,8 +296,13 @@ def test_patches_are_made_of_images_in_the_size_that_the_model_sees_only(how: Pr
 
 
 class Pages(BaseHTTPRequestHandler):
+    asked: ClassVar[Counter[str]] = Counter()
+
     def do_GET(self) -> None:
-        if self.path in ("/red.png", "/zipped.png"):
+        self.asked[self.path] += 1
+        if self.path == "/gone.png" or (self.path == "/restarts.png" and self.asked[self.path] < 3):
+            self.send_error(404 if self.path == "/gone.png" else 503)
+        elif self.path in ("/red.png", "/zipped.png", "/restarts.png"):
             self.send_response(200)
             if self.path == "/zipped.png":
                 self.send_header("Content-Encoding", "gzip")
@@ -235,6 +319,7 @@ class Pages(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
+    Pages.asked.clear()
     with HTTPServer(("127.0.0.1", 0), Pages) as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -270,6 +355,21 @@ async def test_addresses_are_asked_if_their_origin_is_listed(server: str, tmp_pa
         with pytest.raises(ImageError, match=sentence):
             sources.source_of(value, beside=tmp_path)
     assert sources.source_of("HTTPS://example.org/A.png", beside=tmp_path) == "https://example.org/A.png"
+
+
+async def test_an_outage_of_an_address_costs_no_task(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_images, "FIRST_PAUSE_S", 0.01)
+    limits = Limits(origins=(server,))
+    asked = [Task(id=name, query=image_marks.mark(f"{server}/{name}.png")) for name in ("gone", "restarts")]
+    gone, restarted = await task_images.named(TemporaryShelf().put, asked, limits, patience_s=PATIENCE_S)
+    assert image_marks.names_in(restarted.query) == [hashlib.sha256(RED).hexdigest()]
+    assert image_marks.names_in(gone.query) == [f"refused: {server} answers 404 instead of an image."]
+    assert Pages.asked == {"/gone.png": 1, "/restarts.png": 3}, "an answer for good is asked for once"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    away = [Task(id="away", query=image_marks.mark(f"{address}/a.png"))]
+    [refused] = await task_images.named(TemporaryShelf().put, away, Limits(origins=(address,)), patience_s=0.03)
+    assert image_marks.names_in(refused.query)[0].startswith(f"refused: {address} gives no image")
 
 
 def test_rows_name_images_in_messages_and_in_a_column(tmp_path: Path) -> None:
@@ -338,6 +438,26 @@ def test_what_models_with_images_cannot_have_is_refused(
     assert "the model of the run reads none" in run_images.problem_of(tiny, mark)
 
 
+def test_a_host_without_the_images_of_a_dataset_reads_its_texts(directory: Path, tmp_path: Path) -> None:
+    """As a trainer and a sampler on another host have it: a copy of the dataset alone."""
+    parts = [{"type": "image", "image": "only/with/the/steward.png"}, {"type": "text", "text": "What is it?"}]
+    rows = [
+        {"messages": [{"role": "user", "content": parts}]},
+        {"query": "And this?", "images": ["gone.png"], "split": "eval"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = {"name": "t", "model": {"path": str(directory)}, "environments": {"e": {"dataset": "rows.jsonl"}}}
+    (tmp_path / "run.yaml").write_text(json.dumps(written))
+    config = load_config(tmp_path / "run.yaml", environ={}).config
+    with pytest.raises(DatasetError, match="there is no file"):
+        read(tmp_path / "rows.jsonl")
+    assert has_held_out_tasks(config)
+    prompts = initial_model.prompts(config, directory, 4)
+    template = Template.of(directory)
+    assert ["What is it?" in template.tokenizer.decode(prompts[0]), len(prompts)] == [True, 2]
+    user_code.load(config)
+
+
 # ---- in texts and tokens ----
 
 
@@ -388,6 +508,38 @@ async def test_an_image_is_stored_once_and_its_number_is_its_own(db: Database) -
     found = await images.of_numbers(db, [first.number, second.number])
     assert {one.data for one in found.values()} == {RED, wanted}
     assert await db.count(images.COLLECTION, {}) == 3
+
+
+async def test_images_of_a_step_are_decoded_side_by_side_and_records_that_they_do_not_fit_train_nothing(
+    db: Database, how: Processing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = [await images.put(db, data) for data in (RED, tiny_vision.square((1, 2, 3)), RED[:70])]
+    together, real = threading.Barrier(2), decoding.shown
+
+    def shown(data: bytes, to: Processing) -> decoding.Shown:
+        if data != RED[:70]:
+            together.wait(PATIENCE_S)
+        return real(data, to)
+
+    monkeypatch.setattr(decoding, "shown", shown)
+
+    def record(name: str, *of: tuple[int, int]) -> Trajectory:
+        ids = [1, *(token for number, count in of for token in [2, *[image_ids.id_of(number)] * count, 3])]
+        return Trajectory(record=name, segments=[Segment(parent=ROOT, ids=np.asarray(ids))])
+
+    one, other, broken = (image.number for image in stored)
+    records = [
+        record("fits", (one, 4), (other, 4)),
+        record("text"),
+        record("another size", (one, 4), (other, 5)),
+        record("broken", (one, 4), (broken, 4)),
+        record("missing", (one + 1, 4)),
+    ]
+    whole = Assembled(Batch(step=1, base_version=1, trajectories=records, ages={}), broken=("before",))
+    found = await batch_images.with_images(db, whole, how)
+    assert [each.record for each in found.batch.trajectories] == ["fits", "text"]
+    assert found.broken == ("before", "another size", "broken", "missing")
+    assert set(found.batch.images) == {one, other}
 
 
 def test_images_beside_a_call_keep_their_numbers_and_bytes() -> None:
