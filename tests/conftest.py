@@ -16,20 +16,22 @@ if TYPE_CHECKING:
 
 
 settings.register_profile("many", max_examples=3000, deadline=None, print_blob=True)
-"""For tests that leave the number to the profile: `pytest tests/supervision --hypothesis-profile=many --timeout=0`."""
+"""More examples, for tests that leave their number to the profile: `pytest tests/supervision --hypothesis-profile=many
+--timeout=0`."""
 
 
-# Lanes of tests share the cores: threads of one sum would wait for each other most of the time.
+# Lanes of tests share the cores, so the threads of one computation would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Most of what a lane imports and collects stays until its end.
+# Most objects of imports and collection live until the end of the lane, so the garbage collector need not scan them.
 gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_configure() -> None:
-    """Replace inherited SIG_IGN: tests in the background inherit it, and so would every program that they start."""
+    """Replace inherited SIG_IGN. Tests in the background inherit it, and every program that they start would inherit it
+    too."""
 
     def ignored(*_: object) -> None:
-        """Unlike SIG_IGN, this is not inherited."""
+        """Unlike SIG_IGN, a handler is not inherited."""
 
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""A small disk for tests with a full disk. A test fails where none can be mounted."""
+"""A small disk for tests with a full disk. Such a test fails on a machine that cannot mount one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def fill(ballast: Path) -> None:
-    """Fill the disk with a file; to delete the file makes room again."""
+    """Fill the disk with a file. Deleting the file frees the space."""
     with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))

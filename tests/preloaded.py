@@ -207,7 +207,7 @@ def _become(order: dict[str, Any], streams: Sequence[int]) -> None:
         os.chdir(order["cwd"])
         sys.argv = ["agentrl", *order["arguments"]]
         code = importlib.import_module("agentrl.cli.app").run(order["arguments"])
-        # A fork does not do this end of an interpreter by itself.
+        # `os._exit` skips this part of the normal end of an interpreter.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -1,7 +1,9 @@
 """The smallest run of the data plane that has something to learn.
 
-Invariants: its model was shown conversations that use a tool which keeps state, and ends them rightly every other time,
-so groups have some that are right and some that are wrong; everything else is as small as it may be.
+Invariants:
+- The model was warmed up with demonstrations that call a tool with state. Every other demonstration ends with a right
+  answer, so groups have right and wrong attempts.
+- Everything else is as small as possible.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ SYSTEM = "Price it."
 
 
 class Lesson(NamedTuple):
-    """How a conversation goes."""
+    """The tool calls and the answer of a demonstration."""
 
     calls: tuple[tuple[str, int], ...]
-    """What is called, and what comes back."""
+    """Each call with its result."""
     answer: int
 
 
@@ -30,13 +32,13 @@ LOOKED_UP = Lesson(((f"lookup({ITEM})", PRICE),), PRICE)
 RECKONED = Lesson(
     (*LOOKED_UP.calls, (f"calculator(2*{PRICE})", 2 * PRICE), ("calculator(ans+1)", 2 * PRICE + 1)), 2 * PRICE + 1
 )
-"""With a result that the tool's session has to remember."""
+"""The last call uses the result before it, which the session of the tool must remember."""
 
 
 def data_plane(
     lesson: Lesson = LOOKED_UP, *, steps: int = 4, bound: int = 2, shop_arguments: Sequence[str] = ("--no-faults",)
 ) -> dict[str, Any]:
-    """These parts of a run file. What a test wants otherwise it changes in its own copy."""
+    """The data plane in a run file. A test that needs other values changes its own copy."""
     return {
         "model": {"build": "tiny"},
         "environments": {
@@ -75,7 +77,7 @@ def data_plane(
 
 
 def write_data(folder: Path, lesson: Lesson = LOOKED_UP) -> None:
-    """Tasks, those that are held out, and demonstrations of which every other one ends with a wrong answer."""
+    """Write tasks, held-out tasks, and demonstrations. Every other demonstration ends with a wrong answer."""
     rows = [{"query": f"{ITEM} {number}", "answer": str(lesson.answer)} for number in range(44)]
     for name, lines in (
         ("train.jsonl", rows[4:]),

@@ -86,7 +86,9 @@ def test_both_readmes_show_the_same_commands() -> None:
     assert len(blocks[0]) > 6
 
 
-def test_the_page_of_metrics_shows_those_that_there_are() -> None:
+def test_the_page_of_metrics_shows_all_metrics() -> None:
     page, printed = CHECKOUT / "docs" / "questions" / "metrics.md", metric_table.tables()
     assert printed.count("\n") > 80
-    assert page.read_text().endswith(printed), "put the output of `python -m agentrl.telemetry.metric_table` there"
+    assert page.read_text().endswith(printed), (
+        "replace the tables with the output of `python -m agentrl.telemetry.metric_table`"
+    )

@@ -67,7 +67,7 @@ def waiting_for(wanted: Future[CompletedProcess[str]], server: psutil.Process) -
 
     def waits() -> psutil.Process | None:
         assert not wanted.done(), wanted.result()
-        # The caller has the command by then.
+        # Once a fork sleeps with a child, the caller knows the process of the command.
         for fork in server.children():
             # The fork of the last command may still be ending.
             with contextlib.suppress(psutil.NoSuchProcess):

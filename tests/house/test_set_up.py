@@ -71,9 +71,9 @@ def test_a_first_set_up_prints_its_parts(fresh: Path) -> None:
     assert beginning.startswith("Setting up .venv: ")
     assert "some minutes" in beginning
     assert end == ".venv is ready."
-    assert done.stdout == "", "it is for what a target makes"
+    assert done.stdout == "", "stdout is reserved for the output of targets"
     again = make(fresh, "install")
-    assert again.stderr == "", "nothing is set up twice"
+    assert again.stderr == "", "a second set-up does nothing"
 
 
 def in_a_terminal(place: Path, *, fails: str = "nothing of this") -> tuple[int, str]:
@@ -90,7 +90,7 @@ def test_a_terminal_shows_the_progress_of_pip(fresh: Path) -> None:
     code, shown = in_a_terminal(fresh)
     assert code == 0
     assert "\x1b[K    Downloading torch.whl (900 MB)" in shown
-    assert "Requirement already" not in shown, "only what takes time"
+    assert "Requirement already" not in shown, "only slow steps are shown"
     assert shown.rstrip().endswith(".venv is ready.")
 
 
@@ -103,7 +103,7 @@ def test_a_terminal_shows_the_progress_of_pip_at_once(fresh: Path) -> None:
     try:
         shown = b""
         while b"torch.whl" not in shown:
-            assert select.select([ours], [], [], 30)[0], "what pip said is held back"
+            assert select.select([ours], [], [], 30)[0], "the output of pip is delayed"
             shown += os.read(ours, 65536)
     finally:
         (fresh / "go-on").touch()
@@ -168,7 +168,7 @@ def versions(name: str) -> dict[str, str]:
 
 
 def test_the_server_for_processors_pins_only_what_the_constraints_do_not() -> None:
-    # pip is given both: two versions of one package would be a server that cannot be installed.
+    # pip gets both files. If they pinned different versions of a package, the server could not be installed.
     pinned, wanted = versions("constraints.txt"), versions("requirements/sglang-cpu.txt")
     assert not [package for package, version in wanted.items() if version and package in pinned]
     assert not [package for package, version in wanted.items() if not version and package not in pinned]

@@ -62,7 +62,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = home / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True, timeout=300)
-    # A .pth file inside of a directory that a .pth file names is not read: the checkout stays out of sight.
+    # Python reads no .pth files in a directory that comes from a .pth file, so the checkout stays invisible.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home
 
