@@ -1,4 +1,4 @@
-"""The command line as a process of its own, in a home directory of its own."""
+"""The command line in a process and a home directory of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.scripted import Scripted
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class CommandResult:
     """Output and exit code of a command."""
 
     code: int
@@ -39,12 +39,12 @@ class Shell:
     home: Path
     env: dict[str, str]
 
-    def __call__(self, *arguments: str, expect: int | None = 0, **env: str) -> Said:
+    def __call__(self, *arguments: str, expect: int | None = 0, **env: str) -> CommandResult:
         done = preloaded.run(arguments, env={**self.env, **env}, cwd=self.home.parent, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr
         if expect is not None:
             assert done.returncode == expect, (done.stdout, done.stderr)
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -77,12 +77,12 @@ def coordinator(shell: Shell) -> Iterator[Scripted]:
 
 
 @pytest.fixture
-def interrupted() -> Callable[[subprocess.Popen[str]], Said]:
+def interrupted() -> Callable[[subprocess.Popen[str]], CommandResult]:
     """Send Ctrl-C to a command and wait for its end."""
 
-    def press(process: subprocess.Popen[str]) -> Said:
+    def press(process: subprocess.Popen[str]) -> CommandResult:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        return Said(process.returncode, out, err)
+        return CommandResult(process.returncode, out, err)
 
     return press

@@ -65,8 +65,8 @@ def test_every_command_has_the_shared_options_and_help(verb: tuple[str, ...], ca
     assert run([*verb, "--help"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: agentrl {' '.join(verb)}")
-    assert command.hidden or (command.help or "").strip().endswith("."), "a verb says in a sentence what it does"
-    assert not re.search(r"<(int|float)|[<>]=", shown), "kinds and ranges are told in words"
+    assert command.hidden or (command.help or "").strip().endswith("."), "the help of a verb is a sentence"
+    assert not re.search(r"<(int|float)|[<>]=", shown), "help describes types and ranges in words"
 
 
 def groups(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -123,7 +123,7 @@ def test_candidates_come_from_the_commands(shell: Shell) -> None:
     assert completed(shell, "keys", "new", "x", "--permission", "o") == ["operator"]
     assert completed(shell, "completion", "f") == ["fish"]
     assert completed(shell, "daemon", "h") == ["host"]
-    assert completed(shell, "restart", "") == [], "nothing is up, and nothing is said about it"
+    assert completed(shell, "restart", "") == [], "no run is up: no candidates and no error"
 
 
 def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> None:

@@ -29,7 +29,7 @@ from agentrl.formatting.row_text import knob_range
 from agentrl.protocol import control_commands, rows
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
-from tests.cli.conftest import PROGRAM, Said, Shell
+from tests.cli.conftest import PROGRAM, CommandResult, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.waiting import PATIENCE_S, eventually
 
@@ -100,7 +100,7 @@ def test_timeout_leaves_the_operation_running(shell: Shell, coordinator: Scripte
 
 
 def test_ctrl_c_ends_only_the_wait(
-    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
 ) -> None:
     coordinator.ends_as = rows.OperationState.RUNNING
     process = shell.start("resume")
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_a_down_that_waits_for_its_answer(shell: Shell, coordinator:
     process = shell.start("down", "--yes")
     assert process.stderr is not None
     try:
-        assert wanted.wait(60), "it was not asked"
+        assert wanted.wait(60), "the coordinator got no request"
         process.send_signal(signal.SIGINT)
         if answers:
             may_answer.set()
@@ -201,7 +201,7 @@ def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: 
     assert "`agentrl logs web-1` shows what it wrote" in result.err
     document = shell("up", file, "--json", expect=ExitCode.UNHEALTHY).json
     assert document["not_up"] == {"web-1": {"state": "backoff", "reason": died, "last_line": in_use}}
-    assert document["up"] == {"engine": 1, "sidecar": 2}, "a job that is done is neither"
+    assert document["up"] == {"engine": 1, "sidecar": 2}, "a finished job counts neither as up nor as not up"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.READY)
     assert shell("up", file, "--json").json["not_up"] == {}
     silent = {"tool server search": "it exited with 1"}
@@ -211,7 +211,7 @@ def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: 
     no_program = "cannot be started: there is no program web"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.FATAL, reason=no_program)
     result = shell("up", file, expect=ExitCode.UNHEALTHY)
-    assert "agentrl logs" not in result.err, "it never lived, and wrote nothing"
+    assert "agentrl logs" not in result.err, "a unit that never started has no log to suggest"
     assert "`agentrl config check --run demo` looks for its program" in result.err
 
 
@@ -388,7 +388,7 @@ def test_ranges_of_knobs_in_words() -> None:
 
 
 def test_keys_new_writes_a_private_file(
-    shell: Shell, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], Said]
+    shell: Shell, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
 ) -> None:
     with Scripted(shell.home) as coordinator:
         result = shell("keys", "new", "ann", expect=ExitCode.CONFIG)
@@ -408,18 +408,18 @@ def test_keys_new_writes_a_private_file(
         assert "exists already" in shell("keys", "new", "ann", expect=ExitCode.CONFLICT).err
         coordinator.ends_as = rows.OperationState.FAILED
         shell("keys", "new", "bob", expect=ExitCode.FAILED)
-        assert not (tmp_path / "bob.key").exists(), "a key that opens nothing is not left behind"
+        assert not (tmp_path / "bob.key").exists(), "the file of a key that was not admitted is removed"
         coordinator.ends_as = rows.OperationState.RUNNING
         result = shell("keys", "new", "eve", "--timeout", "0.5", expect=ExitCode.TIMEOUT)
         assert "eve.key is kept" in result.err
-        assert (tmp_path / "eve.key").exists(), "a key that may be admitted is not thrown away"
+        assert (tmp_path / "eve.key").exists(), "the file of a key that may still be admitted is kept"
         waiting = shell.start("keys", "new", "zoe")
         eventually(lambda: len(coordinator.sent("add_key")) == 4, what="the key to be sent")
         assert "zoe.key is kept" in interrupted(waiting).err
         assert (tmp_path / "zoe.key").exists()
 
 
-def test_up_waits_until_every_unit_does_its_whole_work(shell: Shell, coordinator: Scripted, tmp_path: Path) -> None:
+def test_up_waits_until_no_unit_reports_a_problem(shell: Shell, coordinator: Scripted, tmp_path: Path) -> None:
     late = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, incomplete="it serves no version yet")
     trainer = rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY)
     coordinator.rows |= {"unit/engine-0": late, "unit/trainer-0": trainer}

@@ -15,10 +15,10 @@ from tests.cli.conftest import Shell
 
 READ = sorted(
     {spec.cli.partition(" --")[0] for spec in COMMANDS.values() if spec.served_by == "steward" and not spec.mutates}
-    - {"tune"}  # what the steward counts is a part of the coordinator's answer
+    - {"tune"}  # the coordinator answers this command; the steward only adds counts
 )
 NAMED = {"eval show": "v1"}
-"""What they show, if it is no id."""
+"""The arguments of commands that show something without a document id."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_run_without_a_store_gets_no_read_only_hint(shell: Shell, down: str, tmp
     assert result.json["error"]["hint"] == f"agentrl up --run {down} starts it."
     result = shell("up", "--run", down, "--read-only", expect=ExitCode.CONFLICT)
     assert "has no store to read from" in result.err
-    assert not (shell.home / down / "hosts").exists(), "nothing is started for it"
+    assert not (shell.home / down / "hosts").exists(), "the refused command starts no process"
 
 
 @pytest.mark.parametrize("more", [["run.yaml"], ["--set", "training.steps=3"]])

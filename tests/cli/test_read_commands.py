@@ -30,7 +30,7 @@ from agentrl.protocol.data_commands import (
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from agentrl.protocol.other_model_commands import OtherModelsReport, ServiceRow
-from tests.cli.conftest import PROGRAM, Said, Shell
+from tests.cli.conftest import PROGRAM, CommandResult, Shell
 from tests.cli.scripted import Scripted
 from tests.tui.steward_answers import RECORD, call_story, evaluation_rows
 from tests.waiting import PATIENCE_S
@@ -106,7 +106,7 @@ def test_empty_log_is_explained(shell: Shell, coordinator: Scripted) -> None:
 
 
 def test_logs_follow_over_a_rotation_and_a_new_incarnation(
-    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
 ) -> None:
     logs = Logs(b"one\n")
     coordinator.answers["read_logs"] = logs
@@ -170,7 +170,7 @@ def test_rows_of_one_operation_are_one_event(shell: Shell, coordinator: Scripted
 
 
 def test_events_are_followed_by_the_feed(
-    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
 ) -> None:
     now = time.time()
     coordinator.rows["incident/i0"] = incident(0, now - 9999)

@@ -72,7 +72,7 @@ def test_fresh_or_future_sign_of_another_host_is_refused(
     refuse_if_in_use(mine)
 
 
-def test_old_sign_that_is_written_anew_is_of_a_living_host_whose_clock_is_behind(mine: Place) -> None:
+def test_old_sign_that_is_renewed_belongs_to_a_living_host_with_a_slow_clock(mine: Place) -> None:
     sign(mine, "mine", age_s=STALE_S, boot="boot-far")
     writing = threading.Timer(WRITTEN_EVERY_S / 4, sign, (mine, "mine"), {"age_s": STALE_S - 1, "boot": "boot-far"})
     writing.start()

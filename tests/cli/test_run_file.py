@@ -314,7 +314,7 @@ def test_model_that_cannot_be_served_and_trained_is_an_error(
 
 
 def test_run_option_uses_the_run_file_of_the_last_up(shell: Shell) -> None:
-    """With the settings of that `up`."""
+    """The settings of that `up` apply too."""
     state = shell.home / "other"
     state.mkdir(parents=True)
     other = shell.home.parent / "elsewhere" / "other.yaml"

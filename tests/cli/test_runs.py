@@ -13,7 +13,7 @@ from agentrl.cli.run_removal import remove_state
 from agentrl.client.run_processes import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
-from tests.cli.conftest import Said, Shell
+from tests.cli.conftest import CommandResult, Shell
 from tests.cli.scripted import Scripted
 
 
@@ -23,7 +23,7 @@ def run_file(shell: Shell, name: str, text: str) -> Path:
     return path
 
 
-def looked_at(result: Said) -> dict[str, str]:
+def looked_at(result: CommandResult) -> dict[str, str]:
     return {check["name"]: check["sentence"] for check in result.json}
 
 
@@ -94,7 +94,7 @@ def test_next_command_completes_a_killed_removal(
     away.symlink_to(shell.home.parent / "disk" / "that-is-not-mounted")
     shell("runs", "forget", "nosuch", expect=ExitCode.UNKNOWN)
     assert not left.exists()
-    assert list(shell.home.iterdir()) == [away], "what leads to a disk that is away is nobody's remains"
+    assert list(shell.home.iterdir()) == [away], "a link to an unmounted disk is not removed"
 
 
 def test_forget_refuses_a_run_with_living_processes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

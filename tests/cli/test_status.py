@@ -20,7 +20,7 @@ from agentrl.formatting.row_text import unit_summary
 from agentrl.protocol import rows
 from agentrl.protocol.control_commands import LearningReport, StatusReport
 from agentrl.protocol.messages import HostFacts
-from tests.cli.conftest import Said, Shell
+from tests.cli.conftest import CommandResult, Shell
 from tests.cli.scripted import Scripted
 
 HOSTILE = "[red]\x1b[31mred\x1b]0;owned\x07"
@@ -179,7 +179,7 @@ def test_status_prints_a_table_and_json(shell: Shell, coordinator: Scripted) -> 
     assert "\x1b" not in shown.out
     report = shell("status", "--json").json
     assert report["run"]["name"] == "demo"
-    assert report["units"][0]["status"] == HOSTILE, "scripts get what was said"
+    assert report["units"][0]["status"] == HOSTILE, "JSON has the unchanged status"
     assert report["units"][0]["restarts"] == 0
 
 
@@ -199,7 +199,7 @@ def test_suggested_commands_name_the_run(shell: Shell, coordinator: Scripted) ->
 
 
 def test_follow_prints_the_table_and_then_each_state_change(
-    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
 ) -> None:
     coordinator.rows["unit/web-0"] = unit()
     process = shell.start("status", "--follow")
@@ -215,7 +215,7 @@ def test_follow_prints_the_table_and_then_each_state_change(
 
 
 def test_follow_prints_every_change_as_a_json_line(
-    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
+    shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
 ) -> None:
     process = shell.start("status", "--follow", "--json")
     assert process.stdout is not None
@@ -225,7 +225,7 @@ def test_follow_prints_every_change_as_a_json_line(
     assert {line["key"] for line in seen} >= {"~reset", "run"}
     coordinator.publish("unit/web-7", unit("web-7", state=rows.UnitState.FATAL))
     lines = map(json.loads, iter(process.stdout.readline, ""))
-    line = next(line for line in lines if not line["key"].startswith("~"))  # it may have been late in between
+    line = next(line for line in lines if not line["key"].startswith("~"))  # skip notices that the feed was late
     assert (line["key"], line["row"]["state"]) == ("unit/web-7", "fatal")
     result = interrupted(process)
     assert result.code == ExitCode.INTERRUPTED

@@ -19,7 +19,7 @@ from agentrl.cli.run_removal import remove_state
 from agentrl.cli.up_transaction import BeginLock
 from agentrl.config import paths
 from agentrl.errors import ExitCode
-from tests.cli.conftest import Said
+from tests.cli.conftest import CommandResult
 from tests.e2e.running import PYTHON, UP_WITHIN_S, Run, running
 from tests.waiting import eventually
 
@@ -41,7 +41,7 @@ def test_up_reports_kept_started_stopped_and_changed(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.write()
     assert a_run.cli("up", str(a_run.file), "--dry-run")["effect"]["starts"] == ["web-0", "web-1"]
-    assert not (a_run.state_dir / "run.json").exists(), "a dry run leaves nothing"
+    assert not (a_run.state_dir / "run.json").exists(), "a dry run writes no file"
 
     first = a_run.up()
     assert sorted(first["started"]) == ["web-0", "web-1"]
@@ -64,7 +64,7 @@ def test_up_names_settings_of_the_last_up_that_are_left_out(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, env={"API_TOKEN": "hunter2"})
     a_run.up("--set", "sidecars.web.drain_grace_s=7")
     again = a_run.raw("up", "--run", a_run.name, "--dry-run")
-    assert "changes nothing" in again.stdout, "the settings are remembered"
+    assert "changes nothing" in again.stdout, "the settings of the last `up` are stored"
     assert "left out" not in again.stderr
     other = a_run.raw("up", str(a_run.file), "--dry-run", "--set", "sidecars.web.env.API_TOKEN=another")
     assert "The last `up` of this file had --set sidecars.web.drain_grace_s=7, which is left out now" in other.stderr
@@ -72,7 +72,7 @@ def test_up_names_settings_of_the_last_up_that_are_left_out(a_run: Run) -> None:
     assert "sidecars.web.drain_grace_s goes from 7.0 to 5.0" in other.stdout
     assert "API_TOKEN goes from (hidden) to (hidden)" in other.stdout
     still = a_run.raw("up", str(a_run.file), "--dry-run")
-    assert "had --set sidecars.web.drain_grace_s=7, which" in still.stderr, "what was not done is not what was last"
+    assert "had --set sidecars.web.drain_grace_s=7, which" in still.stderr, "a dry run does not count as the last `up`"
     done = a_run.cli("up", str(a_run.file))
     assert "sidecars.web.drain_grace_s goes from 7.0 to 5.0" in done["changed"]
     assert a_run.cli("up", str(a_run.file))["changed"] == []
@@ -85,7 +85,7 @@ def test_up_of_an_unknown_run_is_an_error(a_run: Run) -> None:
 
 
 def test_interrupted_up_reports_what_is_running(a_run: Run) -> None:
-    # However far the first `up` gets before the interrupt, the unit cannot be ready for the second one.
+    # The unit cannot be ready at the second `up`, however far the first one gets before the interrupt.
     a_run.sidecar("web", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
@@ -122,7 +122,7 @@ def test_up_succeeds_after_another_was_undone(a_run: Run, monkeypatch: pytest.Mo
     assert process.stderr is not None
     waits = process.stderr.readline()
     assert f"another `agentrl up` begins the run {a_run.name}" in waits
-    assert not a_run.processes(), "nothing is begun meanwhile"
+    assert not a_run.processes(), "no process starts while it waits"
     code, result = a_run.cli("up", str(a_run.file), "--timeout", "0.1", check=False)
     assert (code, result["error"]["name"]) == (ExitCode.CONFLICT, "conflict")
     remove_state(a_run.state_dir)
@@ -138,7 +138,7 @@ def test_down_proves_that_no_process_is_left_and_the_run_starts_again(a_run: Run
     keepers = [a_run.coordinator_pid(), a_run.agent_pid()]
     ended = a_run.cli("down")
     assert ended["proven"] is True
-    assert len(ended["lines"]) == 1, "one host is told of once"
+    assert len(ended["lines"]) == 1, "each host has one line"
     assert ended["scan"]["found"] == []
     assert not a_run.processes()
     assert not any(a_run.alive(pid) for pid in keepers)
@@ -148,7 +148,7 @@ def test_down_proves_that_no_process_is_left_and_the_run_starts_again(a_run: Run
     assert a_run.up()["started"] == ["web-0", "web-1"]
 
 
-def test_ctrl_c_leaves_the_run_alive(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
+def test_ctrl_c_leaves_the_run_alive(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], CommandResult]) -> None:
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
@@ -267,13 +267,13 @@ def _line_with(process: subprocess.Popen[str], words: str) -> str:
     while line := process.stderr.readline():
         if words in line:
             return line
-    raise AssertionError(f"{words!r} was not said")
+    raise AssertionError(f"{words!r} was not printed")
 
 
 def test_down_without_a_coordinator_names_and_removes_the_processes(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.up()
-    a_run.kill_keepers()
+    a_run.kill_agent_and_coordinator()
     # The spawn helper outlives the agent, because it is the parent of the units.
     eventually(lambda: len(a_run.processes()) == 3, what="the end of the agent's other helpers")
 
@@ -319,7 +319,9 @@ def test_errors_in_the_run_file_name_their_line(a_run: Run) -> None:
     assert code == ExitCode.CONFIG
 
 
-def test_follow_shows_changes_as_json(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
+def test_follow_shows_changes_as_json(
+    a_run: Run, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
+) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     process = a_run.start("up", str(a_run.file), "--follow", "--json")
@@ -337,7 +339,9 @@ def test_follow_shows_changes_as_json(a_run: Run, interrupted: Callable[[subproc
     assert a_run.lives_of("web-0")
 
 
-def test_follow_shows_names_without_feed_keys(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
+def test_follow_shows_names_without_feed_keys(
+    a_run: Run, interrupted: Callable[[subprocess.Popen[str]], CommandResult]
+) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     process = a_run.start("up", str(a_run.file), "--follow")
@@ -360,11 +364,11 @@ def test_key_reaches_the_run_until_it_is_revoked(a_run: Run, tmp_path: Path) -> 
     made = a_run.cli("keys", "new", "eve", "--permission", "viewer")
     file = made["file"]
 
-    def by_key(*arguments: str) -> Said:
+    def by_key(*arguments: str) -> CommandResult:
         command = [PYTHON, "-m", "agentrl", *arguments, "--json", "--key", file]
         environ = {**a_run.environ, "AGENTRL_HOME": str(tmp_path / "far")}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     assert by_key("status").json["run"]["name"] == a_run.name
     refused = by_key("scale", "web", "2")

@@ -93,7 +93,7 @@ def test_undo_leaves_agent_and_coordinator_to_an_up_that_superseded_its_down(
         coordinator.ends_as = OperationState.SUPERSEDED
         left = asyncio.run(NewRun(place, new_state_dir=True, started=True).undo())
     assert "Another `up` was accepted meanwhile" in left
-    assert not ended, "they keep a run that is wanted"
+    assert not ended, "agent and coordinator stay, because the run is wanted"
     assert place.state_dir.exists()
 
 
@@ -103,7 +103,9 @@ def test_undo_leaves_agent_and_coordinator_to_an_up_that_was_accepted_first(tmp_
         coordinator.rows["run"] = RunRow("demo", coordinator.uuid, "stopped", desired="down")
 
         def down(args: Down) -> None:
-            assert args.unless_up, "only the coordinator knows whether the run is wanted by now"
+            assert args.unless_up, (
+                "the undo must send `unless_up`, because only the coordinator knows whether the run is wanted"
+            )
             raise ConflictError("The run is up.")
 
         coordinator.answers["down"] = down  # type: ignore[assignment]
@@ -156,8 +158,8 @@ def test_second_up_creates_the_run_again_when_the_first_undid_it(place: Place) -
     second = create_alone(place, Waiting(taken_back))
     (after,) = paths.list_runs()
     assert after.uuid != before.uuid
-    assert second.new_state_dir, "it is this one's to take back now"
-    assert BeginLock.take(place.state_dir) is None, "and its turn"
+    assert second.new_state_dir, "the second `up` must undo the state directory that it created"
+    assert BeginLock.take(place.state_dir) is None, "the second `up` holds the lock"
 
 
 def test_second_up_is_refused_when_the_first_takes_too_long(place: Place) -> None:

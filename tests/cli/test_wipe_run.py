@@ -72,7 +72,7 @@ def test_wipe_works_for_a_run_that_never_trained(shell: Shell, run_dir: Path) ->
     (run_dir / "config.json").unlink()
     (paths.state_dir("old") / "mongo").mkdir()
     result = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFIG)
-    assert "config.json, cannot be read" in result.err, "it had a database, of which nothing is known"
+    assert "config.json, cannot be read" in result.err, "without the file it is unknown which database to wipe"
     (paths.state_dir("old") / "mongo").rmdir()
     shell("runs", "wipe", "old", "--yes-really", "old")
     assert left(run_dir) == [BUILT_MODEL, "of-mine"]
@@ -134,7 +134,7 @@ async def shared(shell: Shell, run_dir: Path, mongo_url: str) -> AsyncIterator[d
         for each in (own, neighbour):
             await each.insert_many("Task", [{"_id": f"t{number}"} for number in range(3)])
         yield own
-        assert await neighbour.count("Task", {}) == 3, "of another run nothing goes"
+        assert await neighbour.count("Task", {}) == 3, "the data of another run stays"
         for each in (own, neighbour):
             await each.drop()
 
@@ -163,7 +163,7 @@ async def test_wipe_on_a_shared_server_drops_only_the_database_of_the_run(
     assert result.json["wiped"]["documents"] == {"Task": 3}
     assert await shared.collections() == []
     assert left(run_dir) == ["of-mine"]
-    assert (await wiping(shell, "--yes-really", "old")).json["wiped"]["documents"] == {}, "once more is harmless"
+    assert (await wiping(shell, "--yes-really", "old")).json["wiped"]["documents"] == {}, "a second wipe is harmless"
 
 
 async def test_wipe_on_a_shared_server_refuses_while_another_host_writes(

@@ -71,7 +71,8 @@ class Page:
         return str(found["result"].get("value", ""))
 
     async def shows(self, *texts: str) -> None:
-        """Its terminal received all these texts since the page was opened, or since `forget`."""
+        """Wait until the terminal of the page has received all these texts since the page was opened, or since
+        `forget`."""
 
         def there() -> bool:
             seen = _CONTROL.sub("", self.drawn.decode(errors="replace"))

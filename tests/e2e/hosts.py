@@ -1,4 +1,4 @@
-"""A run whose hosts are network namespaces of this machine, with host agents that a person of each has started."""
+"""A run whose hosts are network namespaces of this machine. Their host agents are started by hand, not by `up`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ import json, psutil
 sockets = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
 print(json.dumps([(each.pid, each.laddr.ip) for each in sockets]))
 """
-"""A program that prints who listens where in its namespace."""
+"""A program that prints the pid and the address of each listening socket of its namespace."""
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Hosts:
     def __init__(self, run: Run, network: Network, *, shared: bool) -> None:
-        """`shared`: all hosts have the directory of the run; otherwise they share no files."""
+        """With `shared`, all hosts have the directory of the run; without it they share no files."""
         self.run, self.network = run, network
         self._shared = shared
         self._folder = run.file.parent
@@ -59,7 +59,8 @@ class Hosts:
         return [*self.network.inside(host), *self._boots.get(host, ())]
 
     def join(self, host: str, clock_off_s: int = 0, *, words: Sequence[str] = ()) -> None:
-        """Start the host agent, as a person of that host would. `words`: by another command, also the next times."""
+        """Start the agent of the host. `words` is the command for this start and later ones, if it is not the usual
+        one."""
         run, folder = self.run, self._folder
         self._commands[host] = tuple(words) or self._commands.get(host) or self.agent_command(host)
         if not (key := folder / f"{host}.key").exists():
@@ -74,7 +75,7 @@ class Hosts:
             )
 
     def agent_command(self, host: str, *, directory: str = "", key: str = "") -> tuple[str, ...]:
-        """With paths relative to the directory of this test, in which it is started."""
+        """The command of the agent. Its paths are relative to the directory of this test, in which it is started."""
         own = directory or host
         run_dir = os.path.relpath(self.run.dir if self._shared else self._folder / own / "run", self._folder)
         where = ("--state-dir", f"{own}/state", "--run-dir", run_dir, "--run", self.run.uuid())
@@ -82,7 +83,7 @@ class Hosts:
         return ("daemon", "host", "--name", host, *where, *whom)
 
     def kill(self, host: str) -> None:
-        """As if its power failed: nothing is said to anyone."""
+        """Kill all processes of the host at once and cut its cable, like a power failure."""
         self.network.cut(host)
         inside = self.network.processes(host)
         for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -142,9 +143,9 @@ def run_on_hosts(
     spares: Sequence[str] = (),
     poor: Sequence[str] = (),
 ) -> Iterator[Hosts]:
-    """A run that is not up yet; at the end nothing of it and of its networks is left.
+    """Yields a run that is not up yet; removes all its processes and networks at the end.
 
-    `spares` are further machines, and `poor` the hosts whose cables can be disturbed."""
+    `spares` are further machines. `poor` are the hosts whose cables can be disturbed."""
     network = Network(name, (HERE, *others, *spares), poor)
     try:
         network.lay()

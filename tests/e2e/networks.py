@@ -18,7 +18,7 @@ CABLE = Path(__file__).with_name("programs") / "cable.py"
 
 class Network:
     def __init__(self, name: str, hosts: tuple[str, ...], poor: Collection[str] = ()) -> None:
-        """`poor`: hosts whose cable can be `disturbed`; it is slower than the others'."""
+        """`poor` are the hosts whose cable can be disturbed. Such a cable is slower than the others."""
         self._switch = f"{name}-switch"
         self._names = {host: f"{name}-{host}" for host in hosts}
         self._numbers = {host: number for number, host in enumerate(hosts, 1)}
@@ -56,7 +56,7 @@ class Network:
         return f"{PREFIX}.{self._numbers[host]}"
 
     def inside(self, host: str) -> list[str]:
-        """The begin of a command that runs on the host."""
+        """The beginning of a command line that runs a command on the host."""
         return ["nsenter", f"--net=/run/netns/{self._names[host]}"]
 
     def cut(self, host: str) -> None:
@@ -66,7 +66,8 @@ class Network:
         _ip("-n", self._switch, "link", "set", self._plug(host), "up")
 
     def disturb(self, host: str, *, delay_s: float = 0.0, sent_lost: float = 0.0, received_lost: float = 0.0) -> None:
-        """How long frames take in each direction, and the shares of those that are lost; nothing: none."""
+        """Set the delay of frames in each direction, and the shares of frames that are lost. Without arguments the
+        cable works normally."""
         cable = self._cables[host]
         assert cable.stdin is not None
         assert cable.stdout is not None
@@ -74,12 +75,12 @@ class Network:
         assert cable.stdout.readline() == "done\n"
 
     def take_address(self, host: str, of: str) -> None:
-        """The host gets the address of another one as well, and all others learn that it is there."""
+        """Give the host the address of another host in addition to its own, and announce that to all others."""
         _ip("-n", self._names[host], "address", "add", f"{self.address(of)}/24", "dev", "cable")
         self._announce(host, self.address(of))
 
     def return_address(self, host: str, of: str) -> None:
-        """Only the one whose address it is has it again, and says so."""
+        """Return the address to its owner alone, and announce that to all others."""
         _ip("-n", self._names[host], "address", "flush", "dev", "cable", "to", self.address(of))
         self._announce(of, self.address(of))
 
@@ -87,12 +88,12 @@ class Network:
         _ip("-n", self._names[host], "neighbour", "flush", "dev", "cable")
         for each in self._names:
             if self.address(each) != address and each != host:
-                # The question for the other's address names the own one, and hosts that know that one follow it.
+                # The ARP request contains the sender's address, and hosts that know that address update their tables.
                 send = f"import socket\ns = socket.socket(type=socket.SOCK_DGRAM)\ns.bind(({address!r}, 0))\n"
                 _run(*self.inside(host), sys.executable, "-c", f"{send}s.sendto(b'', ({self.address(each)!r}, 9))")
 
     def limit(self, host: str, mbit: int) -> None:
-        """How fast the cable of the host is, in each direction."""
+        """Limit the speed of the cable of the host in each direction."""
         for namespace, end in ((self._names[host], "cable"), (self._switch, self._plug(host))):
             rate = ["rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms"]
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", end, "root", "tbf", *rate)

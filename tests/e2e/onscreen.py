@@ -1,4 +1,4 @@
-"""Checks that a person finds a fault in the console within a few keys, on a small and on a large terminal.
+"""Checks that a person finds a fault in the console with a few keys, on a small and on a large terminal.
 
 Invariants:
 - the answer appears after at most `MOST_KEYS` keys from the first screen;
@@ -76,7 +76,7 @@ def live(run: Run, keys: Sequence[str], *texts: str, once: str = "") -> None:
 async def _seen(
     app: Console, keys: Sequence[str], texts: Sequence[str], further: Callable[[], None], once: str
 ) -> None:
-    assert len(keys) <= MOST_KEYS, "an answer is nearer than that"
+    assert len(keys) <= MOST_KEYS, "the answer must take fewer keys"
     async with app.run_test(size=SIZES[0]) as pilot:
         screen = Screen(app, pilot)
         await aeventually(lambda: app.mirror.link.connected and app.mirror.run is not None, what="rows")

@@ -25,7 +25,7 @@ from tests.e2e.running import PYTHON
 from tests.waiting import PATIENCE_S, eventually
 
 POLL_S = 0.3
-"""A look into a pod is a command there."""
+"""Each poll of a pod runs a command in it, so polls are rare."""
 CHECKOUT = Path(__file__).parents[2]
 DEPLOY = CHECKOUT / "assets/deploy"
 _FROM_THIS_MACHINE = (
@@ -124,7 +124,7 @@ class Pod:
             source = self._volumes[mount["name"]]
             kind = "--ro-bind" if mount.get("readOnly") else "--bind"
             words += [kind, str(source), mount["mountPath"]] if source else ["--tmpfs", mount["mountPath"]]
-        # The image is there even if the checkout lies below a volume, /tmp for one.
+        # The checkout, which stands for the image, must stay visible even if it lies below a volume such as /tmp.
         words += ["--ro-bind", str(CHECKOUT), str(CHECKOUT)]
         words += ["--remount-ro", "/var/lib", "--remount-ro", "/etc", "--chdir", "/var/lib/agentrl"]
         for name, value in self.environment.items():

@@ -56,8 +56,8 @@ class Run:
             "supervision": {k: v for k, v in times.items() if k.endswith("_s")} if factor != 1.0 else {},
         }
         self.calls_tools = False
-        """Whether `up` calls the tools first, as it does for a person. In most tests their servers would only start
-        twice."""
+        """Whether `up` calls the tools before it starts the run, as it does by default. In most tests that would only
+        start the tool servers twice."""
         self._client: BlockingClient | None = None
 
     # ---- configuration ----
@@ -208,7 +208,7 @@ class Run:
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
-    def kill_keepers(self) -> None:
+    def kill_agent_and_coordinator(self) -> None:
         """Kill the host agent and its coordinator together. Each restarts the other, so both are stopped first."""
         agent = self.agent_pid()
         self.kill(agent, signal.SIGSTOP)
@@ -234,7 +234,7 @@ class Run:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        assert not left, f"left behind: {named}; down said: {output}"
+        assert not left, f"left behind: {named}; output of down: {output}"
 
 
 def running(tmp_path: Path, name: str, factor: float = 0.1) -> Iterator[Run]:

@@ -60,7 +60,7 @@ def test_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> None:
     terminal.shows("● running", "web 2/2")
     terminal.keys("2", "End")
     terminal.shows("▸ web-1")
-    run.kill_keepers()
+    run.kill_agent_and_coordinator()
     terminal.shows("no connection since", "web-1")
     terminal.keys("r")
     terminal.shows("more than 5 s old")

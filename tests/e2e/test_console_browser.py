@@ -87,21 +87,21 @@ async def test_browser_shows_the_run_read_only(served: Served, tmp_path: Path) -
         await page.shows("A browser page writes no files.")
         outside = [url for url in page.asked if not url.startswith((served.base, "data:"))]
         assert not outside, "a page loads nothing from elsewhere"
-        assert not [told for told in page.blocked if "Content Security Policy" in told]
+        assert not [message for message in page.blocked if "Content Security Policy" in message]
 
         (console,) = served.consoles()
         page.forget()
         await page.press("q")
         await aeventually(lambda: console not in served.consoles(), within_s=60)
 
-        async def told() -> bool:
+        async def answered() -> bool:
             return "This console has ended." in await page.says()
 
-        await aeventually(told)
+        await aeventually(answered)
 
         await page.open(f"{served.base}/")
         await page.shows("web 2/2")
-        assert len(served.consoles()) == 1, "the cookie lets in"
+        assert len(served.consoles()) == 1, "the cookie gives access"
         await page.open("about:blank")
         await aeventually(lambda: not served.consoles(), within_s=60, what="the console ends with its page")
 

@@ -84,11 +84,11 @@ def a_sampler_more_and_one_less(run: Run, terminal: Terminal) -> None:
     eventually(lambda: rows_of(run, "records", "list", "--filter", "owner=sampler-1.1"), what="work of the second unit")
     terminal.keys("-")
     terminal.shows("scale sampler to 1?", "sampler-1")
-    assert strength(run) == (2, 2), "a question changes nothing"
+    assert strength(run) == (2, 2), "the open question has changed nothing"
     terminal.keys("Enter")
     terminal.shows("scale sampler to 1: done", "sampler 1/1", within_s=UP_WITHIN_S)
     assert strength(run) == (1, 1)
-    assert not incidents(run), "it was drained, not killed"
+    assert not incidents(run), "the unit was drained and not killed"
     terminal.keys("/", "Escape")
     terminal.shows("▸ sampler-0", "trainer-0")
 
@@ -98,7 +98,7 @@ def the_bound_is_tightened_after_a_look_and_taken_back(run: Run, terminal: Termi
     terminal.shows("▸ bound", "under way", "try another bound")
     terminal.keys("Left", "Left")
     terminal.shows(f"at {BOUND - 2}: bound: {BOUND} -> {BOUND - 2}", " ready ")
-    assert bound(run)["value"] == BOUND, "a look changes nothing"
+    assert bound(run)["value"] == BOUND, "the preview has changed nothing"
     terminal.keys("Enter")
     terminal.shows(f"{BOUND} -> {BOUND - 2}", "reversible: ")
     terminal.keys("Enter")
@@ -172,18 +172,18 @@ def strength(run: Run) -> tuple[int, int]:
 
 
 def bound(run: Run) -> dict[str, Any]:
-    told: dict[str, Any] = run.cli("tune", "bound")["knob"]
-    return told
+    shown: dict[str, Any] = run.cli("tune", "bound")["knob"]
+    return shown
 
 
 def incidents(run: Run) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = run.cli("events", "--kind", "incident")
-    return told
+    shown: list[dict[str, Any]] = run.cli("events", "--kind", "incident")
+    return shown
 
 
 def rows_of(run: Run, *words: str) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = run.cli(*words)["rows"]
-    return told
+    shown: list[dict[str, Any]] = run.cli(*words)["rows"]
+    return shown
 
 
 def written(terminal: Terminal) -> set[str]:

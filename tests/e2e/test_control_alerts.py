@@ -35,7 +35,7 @@ PATIENT = ("suspect_after_s", "dead_after_s", "host_silent_after_s")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run whose numbers are read over HTTP and from a command, with two rules and two sinks."""
     for run in running(tmp_path_factory.mktemp("alerts"), f"t-{uuid.uuid4().hex[:8]}"):
-        # Little processor time is no fault here, so units have the default time before they count as dead.
+        # These tests are not about slow machines, so units have the default time before they count as dead.
         usual = SupervisionTimes()
         run.config["supervision"] |= {name: getattr(usual, name) for name in PATIENT}
         port = free_port()
@@ -115,7 +115,7 @@ def alert(run: Run, id: str, state: str) -> Any:
 
 def test_healthy_run_fires_no_alert(run: Run) -> None:
     read = eventually(lambda: run.unit_row("judge-0").metrics, what="the numbers to be read")
-    assert read == {"reward_mean": 0.8}, "only what rules read is shown"
+    assert read == {"reward_mean": 0.8}, "the row shows only metrics that a rule reads"
     seen: dict[str, AlertRow] = {}
     until = run.unit_row("tick-0").progress + QUIET_STEPS
 
@@ -143,7 +143,7 @@ def test_abnormal_number_sends_a_page_with_evidence_and_a_command(run: Run) -> N
     assert row["severity"] == "page"
     assert row["sentence"] == "The reward of judge-0 fell to 0.0625."
     assert row["evidence"][0] == "reward_mean = 0.0625 (alert below 0.2 for 0.5 s, ends at 0.4)"
-    assert "most 0.8" in row["evidence"][1], "what it was before"
+    assert "most 0.8" in row["evidence"][1], "the value before the alert"
     assert row["suggest"] == "agentrl pause judge-0"
     assert wrong - 1 <= row["since_at"] <= time.time()
     (page,) = eventually(lambda: pages(run, "firing", REWARD), what="the page in the file")
@@ -170,7 +170,7 @@ def test_page_is_repeated_until_it_is_acknowledged(run: Run) -> None:
     # Another alert without acknowledgement shows that pages are still repeated.
     show(run, "queue", ILL)
     eventually(lambda: len(pages(run, "repeated", QUEUE)) >= 2, what="the other page to be repeated")
-    assert len(pages(run, "repeated", REWARD)) <= got + 1, "one may have been under way"
+    assert len(pages(run, "repeated", REWARD)) <= got + 1, "one page may have been on its way"
     sentence = pages(run, "firing", QUEUE)[0]["alert"]["sentence"]
     assert sentence == "depth of queue-0 is 500, above 100."
 
@@ -209,7 +209,9 @@ def test_new_coordinator_keeps_fired_alerts_and_their_acknowledgements(run: Run)
     after = {each["id"]: each for each in run.cli("alerts", "list")}
     for same in ("state", "since_at", "acknowledged_by", "sentence"):
         assert {id: each[same] for id, each in after.items()} == {id: each[same] for id, each in before.items()}
-    assert len(pages(run, "firing", REWARD)) == len(pages(run, "firing", QUEUE)) == 1, "nothing was paged again"
+    assert len(pages(run, "firing", REWARD)) == len(pages(run, "firing", QUEUE)) == 1, (
+        "the new coordinator sends no page again"
+    )
     assert not pages(run, "resolved", REWARD)
 
 
@@ -219,7 +221,7 @@ def test_resolved_alert_sends_a_message_to_its_sinks(run: Run) -> None:
     for id in (REWARD, QUEUE):
         row = alert(run, id, "resolved")
         assert row["resolved_at"] > row["since_at"]
-        eventually(lambda id=id: pages(run, "resolved", id), what=f"the end of {id} to be told")
+        eventually(lambda id=id: pages(run, "resolved", id), what=f"the end of {id} to be sent")
     assert run.cli("alerts", "list") == []
     states = [each["state"] for each in run.cli("events", "--kind", "alert") if each["id"] == REWARD]
     assert states == ["firing", "acknowledged", "resolved"]
@@ -245,7 +247,7 @@ def test_dead_man_ping_stops_without_host_agent_and_coordinator(run: Run) -> Non
 
     first = eventually(alive.read_text, what="the first ping")
     eventually(lambda: alive.read_text() != first and age_s() < 1, what="pings to go on")
-    run.kill_keepers()
+    run.kill_agent_and_coordinator()
     eventually(lambda: age_s() > 10 * PINGS_EVERY_S, what="the pings to stop")
     assert run.lives_of("tick-0"), "the units work on"
     run.up()

@@ -1,4 +1,5 @@
-"""The processes of units are units, whatever they say: they command only what the run file permits."""
+"""Processes of units are recognised as units whatever they claim, and may give only commands that the run file
+permits."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def commanding(run: Run, name: str, *prefix: str) -> list[str]:
-    """A sidecar's command that asks for the status and scales a group; it writes what came of both."""
+    """The command of a sidecar that queries the status and scales a group, and writes both results to files."""
     agentrl = f"{' '.join(prefix)} {sys.executable} -m agentrl"
     home = f"AGENTRL_HOME={run.home} PATH=$PATH PYTHONPATH={Path.cwd()}"
     lines = (

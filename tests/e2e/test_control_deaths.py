@@ -48,7 +48,7 @@ def test_dead_coordinator_is_restarted_and_adopts_all_units(many: Run) -> None:
         u: (r.incarnation, r.pid) for u, r in before.items()
     }
     eventually(lambda: many.unit_row("tick-0").progress > before["tick-0"].progress, what="progress goes on")
-    assert 0 < after["once-0"].progress_at < killed, "it made progress before, and not since"
+    assert 0 < after["once-0"].progress_at < killed, "its last progress was before the death of the coordinator"
     assert 0 < many.host().since_at < killed, "the start time of its agent is unchanged"
     (death, *_) = eventually(lambda: incidents(many, "coordinator"), what="its death is an incident")
     assert (f"process {pid}" in death["what"], death["exit"]["signal"]) == (True, signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_dead_host_agent_is_restarted_and_adopts_all_units(many: Run) -> None:
 
 def test_units_survive_both_deaths_and_the_next_up_adopts_them(many: Run) -> None:
     before = many.units()
-    many.kill_keepers()
+    many.kill_agent_and_coordinator()
     assert len(many.processes()) >= UNITS
     code, answer = many.cli("status", check=False)
     assert code == ExitCode.NO_COORDINATOR
@@ -117,7 +117,7 @@ def test_hanging_coordinator_is_continued_then_replaced_while_units_go_on(run: R
     out, err = waiting.communicate(timeout=120)
     assert waiting.returncode == 0, out + err
     assert f"(process {pid}) is stopped by a signal and does not answer: its host agent replaces it after" in err
-    # Its last heartbeat was some beats before it was stopped.
+    # The last heartbeat of the coordinator is older than its stop.
     assert time.monotonic() - stopped > silent_s / 2, "a coordinator that is only late is not replaced"
     assert run.coordinator_pid() == pid, "it was continued and not replaced"
     eventually(lambda: incidents(run, "coordinator"), what="the stop is an incident")

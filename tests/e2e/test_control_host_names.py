@@ -30,7 +30,7 @@ def test_host_keeps_its_name_and_its_units_when_the_hostname_changes(tmp_path: P
         up_with_hostname(run, "node1.cluster.example.org")
         before = {unit: (row.host, row.incarnation, row.pid) for unit, row in run.units().items()}
         agent = run.agent_pid()
-        run.kill_keepers()
+        run.kill_agent_and_coordinator()
         up_with_hostname(run, "after.example.org")
         assert run.agent_pid() != agent
         after = {unit: (row.host, row.incarnation, row.pid) for unit, row in run.units().items()}

@@ -45,7 +45,7 @@ def test_logs_and_events_can_be_read_after_every_process_was_killed(run: Run) ->
     run.sidecar("web", ["sh", "-c", "echo a last word; exec sleep 1000"])
     run.up()
     eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
-    run.kill_keepers()
+    run.kill_agent_and_coordinator()
     ended = run.raw("logs", "web-0")
     assert (ended.returncode, ended.stdout) == (0, "a last word\n")
     assert "is dead, and so is the host agent" in ended.stderr
@@ -60,7 +60,7 @@ def test_run_without_down_is_chosen_and_otherwise_a_name_is_required(run: Run) -
     run.sidecar("web", ["sh", "-c", "echo a last word; exec sleep 1000"])
     run.up()
     eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
-    run.kill_keepers()
+    run.kill_agent_and_coordinator()
     assert unnamed(run, "logs", "web-0").stdout == "a last word\n"
     run.cli("down", "--yes")
     ended = unnamed(run, "logs", "web-0")

@@ -1,4 +1,4 @@
-"""`up` reports what is there: after everything was killed at once, and when everything is killed while it waits."""
+"""`up` reports the real state after all processes were killed at once, and if all are killed while it waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.waiting import eventually
 
 
 def kill_everything(run: Run) -> None:
-    """All processes of the run end without a word, as in a power loss."""
+    """Kill all processes of the run at once, as in a power loss."""
     processes = run.processes()
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:

@@ -52,11 +52,11 @@ def test_recording_spans_deaths_of_units_and_of_the_coordinator(run: Run) -> Non
     eventually(lambda: run.coordinator_pid() != first, what="another coordinator")
     run.wait_state("tick-0", "ready")
 
-    def told_again() -> Recording | None:
+    def recorded_again() -> Recording | None:
         found = Recording.open(recordings)
         return found if len(found.frames) >= 2 and "unit/tick-0" in rows_at(found, found.end) else None
 
-    recording = eventually(told_again, what="a frame of the second incarnation")
+    recording = eventually(recorded_again, what="a frame of the second incarnation")
     assert not recording.damaged
 
     calm = rows_at(recording, calm_at)

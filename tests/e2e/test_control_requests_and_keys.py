@@ -82,7 +82,7 @@ async def a_client(run: Run) -> AsyncIterator[Talk]:
 
 
 def well(run: Run) -> Callable[[], None]:
-    """Remembers the state of a run. A later call fails if the run was disturbed."""
+    """Remember the state of a run. Calling the result fails if the run was disturbed meanwhile."""
     before, pid = run.units(), run.coordinator_pid()
 
     def still_well() -> None:
@@ -382,7 +382,7 @@ def _subscribe(file: Path, received: list[feed.Feed]) -> Subscriber:
 
 
 async def _quiet_but(silent: list[feed.Feed], loud: list[feed.Feed]) -> None:
-    """The first receives nothing more while the second still does; messages sent before may still arrive."""
+    """Wait until the first receives no more messages while the second still does. Earlier messages may still arrive."""
 
     async def is_so() -> bool:
         so_far, before = len(silent), len(loud)

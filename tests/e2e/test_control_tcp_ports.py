@@ -28,7 +28,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
-def somebody_at(port: int) -> socket.socket:
+def other_program_at(port: int) -> socket.socket:
     other = socket.socket()
     other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     other.bind(("127.0.0.1", port))
@@ -54,7 +54,7 @@ def test_up_with_a_taken_port_is_refused_and_changes_nothing(alone: Run) -> None
     alone.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{port}"}
     alone.sidecar("more", ["sleep", "1000"])
     alone.write()
-    with somebody_at(port + 1):
+    with other_program_at(port + 1):
         code, answer = alone.cli("up", str(alone.file), check=False)
     assert code == ExitCode.CONFIG
     assert f"tcp://127.0.0.1:{port + 1}" in answer["error"]["message"]
@@ -73,7 +73,7 @@ def test_refused_first_up_leaves_no_process_behind(tmp_path: Path, options: tupl
         run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{port}"}
         run.sidecar("web", ["sleep", "1000"])
         run.write()
-        with somebody_at(port):
+        with other_program_at(port):
             refused = run.raw("up", str(run.file), *options)
         if "--json" in options:
             assert json.loads(refused.stdout)["error"]["name"] == "config"
@@ -92,7 +92,7 @@ def test_existing_run_stays_when_its_next_up_is_refused(tmp_path: Path) -> None:
         run.cli("down")
         run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{(port := free_triplet())}"}
         run.write()
-        with somebody_at(port):
+        with other_program_at(port):
             refused = run.raw("up", str(run.file))
         assert refused.returncode == ExitCode.CONFIG, refused.stderr
         assert [row["name"] for row in run.cli("runs")] == [run.name]
@@ -102,10 +102,10 @@ def test_existing_run_stays_when_its_next_up_is_refused(tmp_path: Path) -> None:
 def test_refused_up_after_coordinator_and_agent_died_leaves_units_to_the_new_ones(alone: Run) -> None:
     web = alone.unit_row("web-0").pid
     as_it_is = alone.config.get("coordinator", {})
-    alone.kill_keepers()
+    alone.kill_agent_and_coordinator()
     alone.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{(port := free_triplet())}"}
     alone.write()
-    with somebody_at(port):
+    with other_program_at(port):
         refused = alone.raw("up", str(alone.file))
     alone.config["coordinator"] = as_it_is
     assert refused.returncode == ExitCode.CONFIG, refused.stderr
@@ -120,7 +120,7 @@ def test_coordinator_whose_port_is_taken_works_locally_and_tries_again(alone: Ru
     alone.kill(before)
     port = int(listen.rpartition(":")[2])
     eventually(lambda: not why_not_free(f"tcp://127.0.0.1:{port}"), what="the port of the dead process to be free")
-    with somebody_at(port):
+    with other_program_at(port):
         alone.kill(agent, signal.SIGCONT)
         eventually(lambda: alone.run_row().coordinator_pid not in (0, before), what="the next coordinator")
         eventually(lambda: firing(alone) == ["not-listening"], what="the alert")

@@ -31,7 +31,7 @@ HERE, STRANGER = default_name(), "stranger"
 LINK_DOWN_S = 6.0
 """Three leases of a host at the pace of these tests."""
 FAR = ("far-0", "far-1", "mute-0")
-"""Units that may only run there, and whose writes are not fenced."""
+"""Units that may run only on the host `there`, and whose writes are not fenced."""
 
 
 def wait_host(run: Run, name: str, state: str) -> None:
@@ -47,7 +47,7 @@ def wait_host(run: Run, name: str, state: str) -> None:
 def all_ready(run: Run) -> dict[str, UnitRow]:
     def ready() -> dict[str, UnitRow]:
         units = run.units()
-        assert all(row.state == UnitState.READY for row in units.values()), _said(units)
+        assert all(row.state == UnitState.READY for row in units.values()), _described(units)
         return units
 
     return eventually(ready, what="all units to be ready")
@@ -58,13 +58,13 @@ def alerts(run: Run) -> dict[str, str]:
 
 
 def mend(hosts: Hosts) -> None:
-    """After any of the outages."""
+    """Repair the network after any of the outages."""
     hosts.network.mend(THERE)
     hosts.network.disturb(THERE)
     hosts.network.return_address(STRANGER, of=THERE)
 
 
-def _said(units: dict[str, UnitRow]) -> dict[str, str]:
+def _described(units: dict[str, UnitRow]) -> dict[str, str]:
     return {name: f"{row.state} on {row.host}: {row.reason}" for name, row in units.items()}
 
 
@@ -192,7 +192,7 @@ def test_broken_link_makes_units_lost_and_starts_no_unit_twice(
     eventually(lambda: {unit: run.lives_of(unit) for unit in lives} == lives, what="one incarnation of each unit")
 
 
-def test_units_of_a_rebooted_host_start_again_and_none_is_taken_for_alive(hosts: Hosts) -> None:
+def test_units_of_a_rebooted_host_start_again_and_none_counts_as_alive(hosts: Hosts) -> None:
     run, before = hosts.run, all_ready(hosts.run)
     hosts.kill(THERE)
     hosts.boot(THERE)
@@ -202,7 +202,7 @@ def test_units_of_a_rebooted_host_start_again_and_none_is_taken_for_alive(hosts:
         assert (row.incarnation, row.host) == (before[unit].incarnation + 1, THERE)
         assert row.last_exit is not None
         assert row.last_exit.unknown == "the host was booted since"
-        assert row.deaths_in_window <= before[unit].deaths_in_window, "that is no fault of the unit"
+        assert row.deaths_in_window <= before[unit].deaths_in_window, "a reboot does not count against a unit"
         assert run.lives_of(unit) == {f"{unit}.{row.incarnation}"}
     after = all_ready(run)
     assert {unit: after[unit].pid for unit in after if unit.startswith("near")} == {

@@ -35,7 +35,7 @@ def slow_to_be_ready(run: Run) -> Path:
 
 
 def deaf(run: Run, *lives: str) -> None:
-    """Waits until the programs ignore signals: a program that just started does not yet."""
+    """Wait until the programs ignore signals. A program that has just started does not ignore them yet."""
     eventually(lambda: all((run.dir / f"deaf-{life}").exists() for life in lives), what=f"{lives} to be deaf")
 
 
@@ -236,7 +236,7 @@ def _line_with(process: subprocess.Popen[str], words: str) -> str:
     for line in process.stderr:
         if words in line:
             return line
-    raise AssertionError(f"it ended without saying {words!r}")
+    raise AssertionError(f"it ended without printing {words!r}")
 
 
 def test_down_without_a_run_reports_that(run: Run) -> None:
@@ -267,7 +267,7 @@ def test_down_names_and_removes_processes_that_a_crash_left_behind(run: Run) -> 
     leaders = [row.pid for row in run.units().values()]
     sockets = Path(find(state_dir=run.state_dir).address.removeprefix("ipc://")).parent
     try:
-        run.kill_keepers()
+        run.kill_agent_and_coordinator()
         for pid in leaders:
             run.kill(pid)
         preview = run.cli("down", "--dry-run")
@@ -280,7 +280,7 @@ def test_down_names_and_removes_processes_that_a_crash_left_behind(run: Run) -> 
         assert not any(run.alive(pid) for pid in daemons)
         code, now = run.cli("status", check=False)
         assert code == ExitCode.NO_COORDINATOR
-        assert "is not up" in now["error"]["message"], "the run has no processes to look for"
+        assert "is not up" in now["error"]["message"], "the run had no processes"
         assert not sockets.exists()
         if has_cgroup:
             assert hidden in pids_in(lines)

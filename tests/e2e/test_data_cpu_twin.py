@@ -1,4 +1,4 @@
-"""The way of a run on GPUs, on processors: a Qwen3 in bfloat16, SGLang, and a trainer of two ranks.
+"""A run with the parts of a run on GPUs, but on processors: a Qwen3 in bfloat16, SGLang, and a trainer of two ranks.
 
 The model has 16 M random parameters instead of the 100 M that assets/random_model.py writes by default.
 """
@@ -23,7 +23,7 @@ from tests.e2e.test_data_plane import (
     counted,
     is_served,
     look,
-    nobody_is_too_old,
+    no_record_is_too_old,
     only_with_the_token,
 )
 from tests.engines.contract import servers
@@ -66,14 +66,14 @@ def test_a_qwen3_in_bfloat16_trains_with_sglang_and_two_ranks(run: Run) -> None:
     committed = [step for step in found["Step"] if step["status"] == "committed"]
     assert [step["step"] for step in committed] == [*range(1, STEPS + 1)]
     assert all(len(step["records"]) == 8 and step["metrics"]["gradient_norm"] > 0 for step in committed)
-    # Of bfloat16: the trainer and SGLang order the same sums in another way.
+    # The difference comes from bfloat16: the trainer and SGLang add the same numbers in different orders.
     mismatches = [step["metrics"]["mismatch_max"] for step in committed if "mismatch_max" in step["metrics"]]
     assert mismatches
     assert 0 < max(mismatches) < 0.3
-    assert run.unit_row("engine-0").metrics[CANARY_LARGEST.name] > 0, "the canary compared numbers of bfloat16"
+    assert run.unit_row("engine-0").metrics[CANARY_LARGEST.name] > 0, "the canary compared rounded numbers"
     versions = [publication["_id"] for publication in found["Publication"]]
     assert {task["version"] for task in found["Task"] if task["purpose"] == "eval"} == {min(versions), max(versions)}
-    assert nobody_is_too_old(found)
+    assert no_record_is_too_old(found)
     assert is_served(run, found)
     assert only_with_the_token(found)
     assert not found["problems"]

@@ -1,4 +1,4 @@
-"""What operators decide about records of a live run: they are cancelled, requeued, scored again, excluded, reviewed.
+"""Decisions of operators about records of a live run: cancel, requeue, rescore, exclude, review.
 
 Invariants: the steward is killed in the middle of bulk commands, and each record is in one state after them; the run
 trains on, and its account balances.
@@ -52,8 +52,8 @@ def of_ready(run: Run) -> str:
     return f"task in ({names})"
 
 
-def carried_out_in_spite_of_a_death(run: Run, *command: str) -> dict[str, Any]:
-    """Kill the steward while it carries out a command; the operation ends as if it had lived."""
+def carried_out_despite_a_death(run: Run, *command: str) -> dict[str, Any]:
+    """Kill the steward while it carries out a command. The operation must end as if the steward had lived."""
     before, life = run.incarnations()["steward-0"], run.unit_row("steward-0")
     operation = run.cli(*command, "--yes", "--no-wait")["operation"]
     os.kill(life.pid, signal.SIGKILL)
@@ -74,10 +74,10 @@ def test_waiting_and_running_records_are_cancelled_and_requeued(run: Run) -> Non
     waiting = [row["id"] for row in rows]
     shown = run.cli("records", "cancel", *waiting, "--dry-run")["effect"]
     assert "will not be sampled" in shown["changes"][0]
-    result = carried_out_in_spite_of_a_death(run, "records", "cancel", *waiting, "--note", "a test")
+    result = carried_out_despite_a_death(run, "records", "cancel", *waiting, "--note", "a test")
     assert result["cancelled"] == len(waiting)
     assert {row["status"] for row in records(run, 'reason="cancelled: a test"')} == {"cancelled"}
-    result = carried_out_in_spite_of_a_death(run, "records", "requeue", "--filter", "status=cancelled")
+    result = carried_out_despite_a_death(run, "records", "requeue", "--filter", "status=cancelled")
     assert result["requeued"] == len(waiting)
     run.cli("resume", "sampler")
     goes_on(run, 1)
@@ -89,12 +89,12 @@ def test_closed_groups_are_scored_again_and_excluded_from(run: Run) -> None:
     eventually(lambda: len(tasks(run, "status=ready")) >= 2, within_s=WITHIN_S, what="closed groups")
     chosen = f"status=scored and {of_ready(run)}"
     many = len(records(run, chosen))
-    result = carried_out_in_spite_of_a_death(run, "records", "rescore", "--filter", chosen, "--scorer", "math")
+    result = carried_out_despite_a_death(run, "records", "rescore", "--filter", chosen, "--scorer", "math")
     assert (result["rescored"], result["refused"]) == (many, 0)
     assert run.cli("accounting")["balanced"]
     first = tasks(run, "status=ready")[0]["id"]
     one = f'status=scored and task="{first}" and seat=0'
-    result = carried_out_in_spite_of_a_death(run, "records", "exclude", "--filter", one)
+    result = carried_out_despite_a_death(run, "records", "exclude", "--filter", one)
     assert result["excluded"] == 1
     run.cli("resume", "trainer")
     goes_on(run)

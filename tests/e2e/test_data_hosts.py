@@ -1,8 +1,7 @@
 """A run whose data plane is on several hosts learns like one on a single host, and loses nothing when they fail.
 
 Sampler and toolbox are on one host, the engines on two others; trainer, steward and MongoDB on that of the coordinator.
-The hosts share no directory: weights, code and configuration, as all that they say to each other, go through their
-tunnels.
+The hosts share no directory. Weights, code, configuration and all messages between hosts go through their tunnels.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.waiting import PATIENCE_S, eventually
 UP_WITHIN_S = 400.0
 FACTOR = 0.3
 CUT_OFF_S = 60.0
-"""By the clock: longer than every time after which something is given up."""
+"""Wall-clock time; longer than every timeout of the run."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
@@ -137,7 +136,7 @@ def test_run_goes_on_while_a_host_is_cut_off_for_a_minute_and_another_one_is_kil
     wait_up(run, TOOLS)
     old = {f"{unit}.1" for unit in (*moved, "engine-1")}
     eventually(lambda: not old & set.union(*map(run.lives_of, moved)), what="the end of those that were replaced")
-    # It exits with another status if a record is lost, or trained twice.
+    # The command fails if a record was lost or trained twice.
     assert run.cli("accounting")["trained_records"] > 0
 
 
@@ -151,7 +150,7 @@ def test_run_is_taken_up_on_another_machine_from_its_state_directory(hosts: Host
     assert refused.returncode == ExitCode.CONFLICT
     assert f"The run {run.name} is up on host {default_name()}" in refused.stderr
     marker = run.dir / "coordinator.json"
-    assert str(marker) in refused.stderr, "what to do if that host is gone"
+    assert str(marker) in refused.stderr, "the error names the file to remove if that host is gone"
     marker.unlink()
     done = hosts.agentrl(SPARE, *up)
     assert done.returncode == 0, done.stderr
@@ -201,12 +200,14 @@ def see_listeners(hosts: Hosts) -> None:
 
 
 def replace_secrets(hosts: Hosts) -> None:
-    """While records are made; no call is refused."""
+    """Replace the secrets while records are sampled. No call is refused."""
     run, names = hosts.run, ("http.token", "authority.pem")
     before = [(run.state_dir / name).read_text() for name in names]
     run.cli("keys", "rotate", "--yes", within_s=UP_WITHIN_S)
     token, authority = after = [(run.state_dir / name).read_text() for name in names]
-    assert (token.count("\n"), authority.count("BEGIN CERTIFICATE")) == (0, 1), "what was before is not accepted"
+    assert (token.count("\n"), authority.count("BEGIN CERTIFICATE")) == (0, 1), (
+        "the former secrets are no longer accepted"
+    )
     assert not set(before) & set(after)
     for host in OTHERS:
         (file,) = run.file.parent.glob(f"{host}/**/http.token")
@@ -215,18 +216,18 @@ def replace_secrets(hosts: Hosts) -> None:
 
 
 def see_files(hosts: Hosts) -> None:
-    """Engines have the trainer's versions, in directories of their own; samplers have code and a tokenizer."""
+    """Check that hosts of engines have copies of the trainer's versions, and the host of the sampler has the code."""
     written = hosts.dir(TOOLS) / "weights"
     for host in (ENGINES, MORE_ENGINES):
         eventually(lambda: any(is_copied(written, hosts.dir(host))), what=f"a version on host {host}")  # noqa: B023
-        assert not list(hosts.dir(host).glob("copied/**/own.py")), "engines read no code"
+        assert not list(hosts.dir(host).glob("copied/**/own.py")), "hosts with engines get no code"
     sampler = hosts.dir(TOOLS)
     (code,) = sampler.glob("copied/**/own.py")
     assert code.read_text() == OWN_SCORER
 
 
 def is_copied(written: Path, run_dir: Path) -> Iterator[bool]:
-    """For each version of the host that the trainer has not removed."""
+    """Whether each copy on the host equals its version, for the versions that the trainer has not removed."""
     for copy in run_dir.glob("weights/*/model.safetensors"):
         with contextlib.suppress(FileNotFoundError):
             yield copy.read_bytes() == (written / copy.parent.name / copy.name).read_bytes()

@@ -50,17 +50,17 @@ def test_run_learns_and_continues_after_down_and_up(run: Run, monkeypatch: pytes
     committed = [step for step in first["Step"] if step["status"] == "committed"]
     assert [step["step"] for step in committed] == [1, 2, 3, 4]
     trained = [step for step in committed if step["records"]]
-    assert trained, "groups of which some were right and some wrong"
+    assert trained, "some groups have right and wrong answers"
     mismatches = [step["metrics"]["mismatch_max"] for step in trained if "mismatch_max" in step["metrics"]]
     assert mismatches, "some tokens are of the version that their step begins from"
-    assert max(mismatches) < 1e-3, "the trainer computes what the engine sampled from"
+    assert max(mismatches) < 1e-3, "the trainer computes the log-probs of the engine"
     assert max(step["metrics"]["age_max"] for step in trained) <= BOUND
-    assert nobody_is_too_old(first)
+    assert no_record_is_too_old(first)
     assert is_served(run, first)
     assert only_with_the_token(first)
     evaluated = {task["version"] for task in first["Task"] if task["purpose"] == "eval"}
     versions = [publication["_id"] for publication in first["Publication"]]
-    assert evaluated == {min(versions), max(versions)}, "what it began with and what it ended with"
+    assert evaluated == {min(versions), max(versions)}, "the first and the last version are evaluated"
     assert all(task["status"] == "done" for task in first["Task"] if task["purpose"] == "eval")
     assert not first["problems"]
     before = counted(run)
@@ -83,7 +83,7 @@ def test_run_learns_and_continues_after_down_and_up(run: Run, monkeypatch: pytes
     assert newer["first_version"] > max(versions)
     by_number = {publication["_id"]: publication for publication in second["Publication"]}
     assert by_number[newer["first_version"]]["parent"] == max(versions)
-    assert nobody_is_too_old(second)
+    assert no_record_is_too_old(second)
     assert not second["problems"]
     after = counted(run)
     onscreen.live(run, ("7", "A"), "All sums agree.", f"steps: {STEPS + 2} committed")
@@ -118,7 +118,7 @@ def test_killed_sampler_loses_no_record(run: Run) -> None:
     found = asyncio.run(look(run))
     assert [step["step"] for step in found["Step"] if step["status"] == "committed"] == list(range(1, 13))
     assert any(record["owner"] == f"sampler-0.{before.incarnation + 1}" for record in found["Record"])
-    # Attempts of the dead sampler were repeated, and are in no group's baseline.
+    # Attempts of the dead sampler were repeated, and count in no baseline.
     left = {record["_id"] for record in found["Record"] if record["status"] in ("failed", "abandoned")}
     closed = [task for task in found["Task"] if task["baseline"]]
     assert closed
@@ -167,7 +167,7 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
     assert sum(len(each["ids"]) for each in generated if each["trains"]) == record["training"]["trained_tokens"]
     for turn in record["turns"]:
         (output,) = [each for each in generated if each["turn"] == turn["index"]]
-        assert turn["text"].strip() in "".join(output["texts"]), "its text is what its tokens spell"
+        assert turn["text"].strip() in "".join(output["texts"]), "the text of a turn is that of its tokens"
         assert len(output["log_probs"]) == len(output["texts"]) == sum(count for _, count in output["versions"])
     exported = run.raw("records", "export", "--filter", f"task={record['task']['id']}")
     trajectories = [json.loads(line) for line in exported.stdout.splitlines()]
@@ -182,7 +182,7 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
 
 
 async def freed(run: Run, life: str) -> bool:
-    """Whether the death was seen as a death, and the owner has no record any more."""
+    """Whether the death was noticed, and the owner holds no record any more."""
     database = await opened(run)
     try:
         owner = await database.find_one("Owner", {"_id": life})
@@ -203,7 +203,7 @@ def up(run: Run) -> None:
 # ---- what the store contains ----
 
 
-def nobody_is_too_old(found: dict[str, Any]) -> bool:
+def no_record_is_too_old(found: dict[str, Any]) -> bool:
     """Versions of one lineage are consecutive. Between two lineages, a step starts at the first version of the newer
     one.
     """

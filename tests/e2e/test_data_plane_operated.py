@@ -170,12 +170,12 @@ def never_opened(file: Path) -> Iterator[None]:
 
 
 def hangs_and_is_named(run: Run, stuck: int) -> None:
-    def told() -> Any:
+    def loads() -> Any:
         row = unit(run, "engine-1")
         assert (row["state"], row.get("serving")) == ("ready", f"loading(v{stuck})"), row
         return row
 
-    row = eventually(told, within_s=WITHIN_S, what="an engine that loads")
+    row = eventually(loads, within_s=WITHIN_S, what="an engine that loads")
     assert row["status"] == f"loading version {stuck}"
     assert row.get("weights") is None
     (waits,) = (one for one in run.cli("why")["chains"] if one["links"][0]["who"] == "engine-1")
@@ -196,8 +196,8 @@ def test_run_with_one_dead_engine_of_two_is_degraded_and_continues(run: Run) -> 
 
     assert "engine-1" in eventually(degraded, within_s=WITHIN_S, what="a run that shows it")
     dead = f"engine-1.{before.incarnation}"
-    told = ("events", "--kind", "incident")
-    eventually(lambda: dead in str(run.cli(*told)) or None, within_s=WITHIN_S, what="its incident")
+    shown = ("events", "--kind", "incident")
+    eventually(lambda: dead in str(run.cli(*shown)) or None, within_s=WITHIN_S, what="its incident")
     onscreen.recorded(run, ("2", "down", "i"), dead, "signal 9", after=time.time())
     goes_on(run)
     life = run.wait_incarnation("engine-1", above=before.incarnation).incarnation
@@ -219,10 +219,12 @@ def test_removed_engine_and_sampler_are_drained_without_losing_records(run: Run)
     of_the_removed = ("records", "list", "--filter")
     assert run.cli(*of_the_removed, "owner = sampler-1.1 and status = running")["rows"] == []
     goes_on(run)
-    assert run.cli(*of_the_removed, "outcome_class = infrastructure")["rows"] == [], "every call was made elsewhere"
+    assert run.cli(*of_the_removed, "outcome_class = infrastructure")["rows"] == [], (
+        "the other units took over every call"
+    )
     assert [one["unit"] for one in run.cli("events", "--kind", "incident") if "sampler" in one["unit"]] == []
     never_made = "finished_at != null and generated_tokens = 0 and score != null"
-    assert run.cli("records", "list", "--filter", never_made)["rows"] == [], "an answer that nobody gave has no score"
+    assert run.cli("records", "list", "--filter", never_made)["rows"] == [], "a record without an answer has no score"
     run.cli("accounting")
     onscreen.recorded(run, (), "engine 1/1", "sampler 1/1")
     onscreen.recorded(run, ("3", "t", "enter"), "drains and stops sampler-1", "✓ succeeded", once="scale: drains")
@@ -249,16 +251,19 @@ def test_new_lineage_reuses_no_version_and_staleness_spans_both_lineages(run: Ru
     assert newest["parent"] == stands_at["version"]
     assert knob(run, "learning_rate")["in_force"] == 5e-5, "from the first step on"
 
-    told = run.cli("staleness")
+    shown = run.cli("staleness")
     parents = {one["id"]: one["parent"] for one in after}
-    assert told["version"] == newest["id"]
-    assert told["ready"] == {str(age): count for age, count in ages_of_ready(run, parents, newest["id"]).items()}
-    assert all(int(age) > 0 for age in told["ready"]), "what was sampled before is older than what it begins with"
-    onscreen.live(run, ("5", "b"), "│", "← → try another bound", *(f" {count}" for count in told["ready"].values()))
+    assert shown["version"] == newest["id"]
+    assert shown["ready"] == {str(age): count for age, count in ages_of_ready(run, parents, newest["id"]).items()}
+    assert all(int(age) > 0 for age in shown["ready"]), (
+        "records sampled before are older than the version that the trainer starts from"
+    )
+    onscreen.live(run, ("5", "b"), "│", "← → try another bound", *(f" {count}" for count in shown["ready"].values()))
 
 
 def ages_of_ready(run: Run, parents: dict[int, int | None], newest: int) -> Counter[int]:
-    """Computed from the lists alone: steps in the tree of versions from a record's farthest version to the newest."""
+    """The ages of ready records, computed from lists alone: the distance in the tree of versions from the farthest
+    version of a record to the newest one."""
     return Counter(max(distance(parents, version, newest) for version in one["versions"]) for one in ready(run))
 
 
@@ -304,7 +309,7 @@ def test_change_of_the_bound_has_the_effect_of_its_preview(run: Run) -> None:
     onscreen.live(run, ("5", "b", "left"), f"at {BOUND - 1}: ", would, once="try another bound")
     assert knob(run, "bound")["value"] == BOUND, "a preview changes nothing"
     code, _ = run.cli("tune", "bound", "0", check=False)
-    assert code == ExitCode.REFUSED, "nobody said yes to what would be lost"
+    assert code == ExitCode.REFUSED, "a change that loses records needs consent"
 
     run.cli("tune", "bound", "0", "--yes")
     run.cli("resume", "trainer")
@@ -319,16 +324,16 @@ def test_change_of_the_bound_has_the_effect_of_its_preview(run: Run) -> None:
         return {record["id"] for step in steps for record in run.cli("steps", "show", step["id"])["records"]}
 
     trained = eventually(trained_since, within_s=WITHIN_S, what="records that trained since")
-    assert not trained & old, "every one of them was void"
+    assert not trained & old, "no record beyond the bound was trained"
 
-    the_strategy_can_be_another(run, at_least=len(old))
+    the_strategy_can_be_changed(run, at_least=len(old))
     run.cli("tune", "bound", "--undo")
     in_force(run, "bound", BOUND)
     goes_on(run)
     run.cli("accounting")
 
 
-def the_strategy_can_be_another(run: Run, *, at_least: int) -> None:
+def the_strategy_can_be_changed(run: Run, *, at_least: int) -> None:
     """Dropped records are counted by duration. If the bound drops the long ones, the strategy `wait` waits for them."""
     hit = run.cli("staleness")["dropped"]
     assert [part["from_s"] for part in hit] == sorted(part["from_s"] for part in hit)
@@ -357,7 +362,7 @@ def test_tuned_values_survive_steward_and_coordinator_and_can_be_undone(run: Run
     for name, (old, _) in tuned.items():
         run.cli("tune", name, "--undo")
         in_force(run, name, old)
-    assert knob(run, "learning_rate")["in_force"] == 5e-5, "only what was taken back"
+    assert knob(run, "learning_rate")["in_force"] == 5e-5, "undo changes only its own knob"
 
 
 def test_nearly_full_disk_stops_only_new_work(run: Run) -> None:

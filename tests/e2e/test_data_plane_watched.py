@@ -88,7 +88,7 @@ def test_healthy_run_fires_no_alert_and_its_steps_have_normal_metrics(run: Run) 
     shown = next(row["metrics"] for row in rows if row["metrics"]["records"] and looked_at <= row["metrics"].keys())
     assert shown["tools/shop/lookup/infrastructure_share"] == 0.0
     assert sum(shown[name] for name in shown if name.startswith("age_") and name.endswith("_pairs")) == shown["pairs"]
-    # Groups of a small task that is learned are alike.
+    # Once a small task is learned, groups have no variance.
     for name, value in ((name, value) for name, value in shown.items() if not name.startswith("zero_variance")):
         assert name not in learning_metrics.LEARNING or learning_metrics.LEARNING[name].is_normal(value), (
             f"{name} = {value}"
@@ -154,7 +154,7 @@ def test_slow_tool_is_named_as_the_bottleneck_with_the_time_of_the_change(run: R
 
     shown = eventually(named, within_s=WITHIN_S, what="another bottleneck")
     lookup = latency_of(shown)
-    assert lookup["before_s"] < SLOW_S / 2, "what was usual, whatever the machine's load made of it"
+    assert lookup["before_s"] < SLOW_S / 2, "the baseline is a normal latency, even on a busy machine"
     assert lookup["p95_s"] >= SLOW_S
     assert slowed - 1.0 < lookup["changed_at"] == shown["since_at"] < time.time()
     at = time.strftime("%H:%M", time.localtime(lookup["changed_at"]))
@@ -178,7 +178,7 @@ def test_tool_that_does_not_answer_is_the_end_of_the_wait_chain(run: Run) -> Non
     assert found["because"].startswith("has not answered the call shop/train/")
     assert [link["who"].partition(" ")[0] for link in found["links"][:4]] == ["trainer-0", "batch", "task", "record"]
     onscreen.live(run, ("w",), "trainer-0 ← batch", "ends at: tool shop.lookup", "has not answered the call")
-    assert run.cli("status")["units"], "and the run can be asked for everything else meanwhile"
+    assert run.cli("status")["units"], "other queries still work"
 
 
 def test_circuit_breaker_stops_calls_loses_no_task_and_closes_by_itself(run: Run) -> None:
@@ -194,16 +194,16 @@ def test_circuit_breaker_stops_calls_loses_no_task_and_closes_by_itself(run: Run
     eventually(lambda: alerts(run).get(fails, {}).get("cause") == left_alone or None, what="its consequence is folded")
     onscreen.recorded(run, (), "toolbox-0 makes no calls to the tool server", "causes tool-fails")
     onscreen.recorded(run, ("4",), "tool-server-left-alone")
-    what_failed_is_no_answer(run)
+    failed_attempts_have_no_score(run)
     before = steps(run)
     mood(run).unlink()
     eventually(lambda: steps(run) >= before + 2 or None, within_s=WITHIN_S, what="steps go on")
     eventually(lambda: left_alone not in alerts(run) or None, within_s=WITHIN_S, what="the alert ends")
     assert run.cli("tasks", "list", "--filter", "status = dead").get("rows", []) == []
-    assert set(run.incarnations().values()) == {1}, "nothing died for it"
+    assert set(run.incarnations().values()) == {1}, "no unit died"
 
 
-def what_failed_is_no_answer(run: Run) -> None:
+def failed_attempts_have_no_score(run: Run) -> None:
     """Each attempt that failed because of the tool has that outcome, has no score, and is counted by error class."""
     failed = run.cli("records", "list", "--filter", "outcome = tool_timeout", "--sort", "-finished_at")["rows"]
     assert failed

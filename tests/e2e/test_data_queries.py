@@ -68,7 +68,7 @@ def in_store(run: Run, act: Callable[[Database], Awaitable[T]]) -> T:
 
 
 async def sampler(database: Database, life: str) -> str:
-    """An owner whose lease lasts longer than its tests without renewal."""
+    """An owner whose lease lasts longer than the test, so it needs no renewal."""
     owner = await flow.sampler(database, life)
     assert await database.update_one(
         "Owner", {"_id": owner}, update_expressions.setting(expires_at=update_expressions.from_now(3600))
@@ -140,7 +140,7 @@ def test_control_codes_of_model_text_do_not_reach_the_terminal(run: Run) -> None
     assert "turned round" in shown.stdout
     assert "rm -rf" in shown.stdout
     story = run.cli("records", "show", claim.record.id)
-    assert story["turns"][0]["text"].startswith("\x1b]0;"), "programs get what was said"
+    assert story["turns"][0]["text"].startswith("\x1b]0;"), "JSON has the unchanged text"
     assert story["turns"][0]["call"]["versions"] == [[1, 2]]
     tokens = run.cli("records", "show", claim.record.id, "--tokens")
     assert [(each["kind"], each["ids"]) for each in tokens["segments"]] == [("environment", [5]), ("model", [1, 2])]
@@ -273,7 +273,7 @@ def test_records_of_a_killed_process_are_free_before_its_lease_expires(run: Run)
         owner = await database.find_one("Owner", {"_id": life})
         assert record is not None
         assert owner is not None
-        assert owner["expired"], "its lease is good for a minute"
+        assert owner["expired"], "the owner is expired although its lease lasts a minute"
         return (record["status"], owner["why"]) == ("open", "its death was confirmed")
 
     eventually(lambda: in_store(run, handed_over), what="the record free for another")

@@ -52,7 +52,7 @@ def test_rollback_undoes_steps_and_knobs_and_another_rollback_brings_them_back(r
     freed = sum(len(step["records"]) for step in undone.values())
     assert freed
 
-    # The preview names all of it, and without consent nothing is done.
+    # The preview names all of these, and without consent nothing changes.
     command = (PYTHON, "-m", "agentrl", "rollback", "--run", run.name, "--to", good["id"], "--reason", "it is worse")
     terminal.run(*command)
     number = f"{len(undone)} steps" if len(undone) > 1 else "1 step"
@@ -87,7 +87,7 @@ def test_rollback_undoes_steps_and_knobs_and_another_rollback_brings_them_back(r
     again = {step["_id"] for step in asyncio.run(look(run))["Step"] if step["lineage"] == newer["_id"]}
     assert again
 
-    # The newest checkpoint before the rollback stays, so all of it comes back.
+    # The newest checkpoint before the rollback was kept, so all undone steps come back.
     (late,) = [one for one in saved(run) if one["kept_for"].startswith("before the rollback to")]
     trained = max(step["step"] for step in steps.values() if step["records"])
     assert trained <= late["step"] <= max(step["step"] for step in steps.values()), "steps without records may follow"
@@ -106,7 +106,7 @@ def test_rollback_undoes_steps_and_knobs_and_another_rollback_brings_them_back(r
 
 
 def trains(run: Run) -> None:
-    """Some steps, of which one has records and the last is saved; then the trainer stands."""
+    """Train some steps until one has records and the last one has a checkpoint, then pause the trainer."""
     before = committed(run)[-1]["step"]
     run.cli("resume", "trainer")
 

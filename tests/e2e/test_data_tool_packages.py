@@ -1,4 +1,5 @@
-"""Packages of a tool server, from the run file to a toolbox that serves: refused, failed, installed, and made again."""
+"""Packages of a tool server, from the run file to a serving toolbox: refused, failed, installed, and installed
+again."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.waiting import eventually
 
 WITHIN_S = 120.0
 MARK = f"--random=4{os.getpid()}"
-"""In the command line of each server that this test starts."""
+"""A mark in the command line of each server that this test starts."""
 SERVER = f"""
 import os
 
@@ -68,7 +69,9 @@ def test_packages_are_pinned_installed_and_made_again(run: Run, tmp_path: Path, 
     assert "run.tools.lock does not pin shop-server" in refused["error"]["message"]
 
     refused = run.raw("tools", "lock", str(run.file))
-    assert (refused.returncode, index.refused) == (ExitCode.FAILED, 3), "with growing delays, not after an hour"
+    assert (refused.returncode, index.refused) == (ExitCode.FAILED, 3), (
+        "retries have growing delays and do not wait for the requested hour"
+    )
     assert "429 Client Error: Too Many Requests" in refused.stderr
     assert "as when a quota is used up" in refused.stderr
     index.refuses = None
@@ -94,14 +97,14 @@ def test_packages_are_pinned_installed_and_made_again(run: Run, tmp_path: Path, 
     assert (run.state_dir.exists(), run.dir.exists(), _servers()) == (False, False, [])
     started = run.raw("up", str(run.file), "--no-wait", within_s=WITHIN_S)
     assert started.returncode == 0, started.stderr
-    assert "untried" not in started.stderr, "its two tools were called, and work"
+    assert "untried" not in started.stderr, "both tools were called and work"
     eventually(lambda: _serves(run), within_s=WITHIN_S)
     run.cli("tools", "environments", "--remove-unused")
     (environment,) = place.installed
     (listed,) = run.cli("tools", "environments")
     assert (listed["path"], listed["in_use"]) == (str(environment), True)
 
-    # The lock file is for the next `up`; the run has its pins.
+    # The lock file is only for the next `up`, because the run has a copy of its pins.
     lock.unlink()
     shutil.rmtree(place.cache)
     index.refuses = "/"

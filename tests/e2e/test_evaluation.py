@@ -1,4 +1,5 @@
-"""`agentrl eval`: models on environments without a run, killed and gone on with, shown, compared and exported."""
+"""`agentrl eval`: evaluates models on environments without a run; evaluations are killed, resumed, shown, compared and
+exported."""
 
 from __future__ import annotations
 
@@ -72,12 +73,12 @@ def test_an_evaluation_that_is_killed_goes_on_and_its_results_are_shown_and_comp
     shown = agentrl(folder, *WORDS, *SAMPLED)
     after = results_file.read(out)
     assert len(after) == 2 * TASKS * ATTEMPTS
-    assert {one.key: one.at for one in after if one.key in before} == before, "what was done is not done again"
+    assert {one.key: one.at for one in after if one.key in before} == before, "finished attempts are not repeated"
     assert [(one["model"], one["tasks"], one["attempts"]) for one in shown] == [
         (name, TASKS, TASKS * ATTEMPTS) for name in ("one", "second")
     ]
     texts = {one.turns[0]["text"] for one in after if one.model == "one" and one.task == "q0"}
-    assert len(texts) > 1, "attempts at one task are sampled apart"
+    assert len(texts) > 1, "attempts at one task are sampled with different seeds"
     assert {one["part"] for one in agentrl(folder, "eval", "show", str(out), "--by", "tag")} == {"odd", "no tag"}
     (compared,) = agentrl(folder, "eval", "compare", str(out))["parts"]
     assert compared["tasks"] == TASKS

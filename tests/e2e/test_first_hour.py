@@ -1,5 +1,5 @@
-"""The tutorial works as it is written, and what a new user gets wrong is soon on screen and in `status --json`, with
-its exception and its place."""
+"""The tutorial works as written. Mistakes of a new user are soon on the screen and in `status --json`, with exception
+and place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.waiting import eventually
 UP_WITHIN_S = 400.0
 SEEN_WITHIN_S = 15.0
 STEPS = "10"
-"""Of the sixty of the tutorial."""
+"""Fewer than the sixty steps of the tutorial, to save time."""
 TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -109,7 +109,7 @@ CARDS = {
 
 
 def write_games(file: Path) -> None:
-    """Demonstrations of games in which each action is as likely, so that members of a group differ."""
+    """Add demonstrations of games in which all actions are equally likely, so that the members of a group differ."""
     draw = random.Random(1)
     games = gymnasium_games.Environment("Blackjack-v1", {}, rows=64, held_out=0)
     with file.open("a") as opened:
@@ -123,7 +123,8 @@ def write_games(file: Path) -> None:
 
 
 def commands_of_tutorial() -> Iterator[tuple[str, list[str]]]:
-    """The commands of docs/tutorial.md, and what the page shows of their output; one of them writes its Python file."""
+    """The commands of docs/tutorial.md, each with the output that the page shows. One command writes the Python
+    file."""
     for language, block in re.findall(r"^```(python|console)\n(.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL):
         if language == "python":
             yield f"cat > sums.py <<'END'\n{block}END", []
@@ -134,11 +135,11 @@ def commands_of_tutorial() -> Iterator[tuple[str, list[str]]]:
 
 
 def as_shown(line: str) -> str:
-    """A pattern of the line with any numbers."""
+    """A pattern for the line that allows other numbers."""
     return re.sub(r"\d+", r"[\\d.]+", re.escape(line))
 
 
-def test_a_reader_of_the_tutorial_and_a_game_of_others_train_up_returns_when_engines_serve_and_down_is_quick(
+def test_the_tutorial_and_a_game_of_another_package_train_after_up_returns_and_down_is_quick(
     tmp_path: Path,
 ) -> None:
     for run in running(tmp_path, "sums", factor=1.0):
@@ -205,7 +206,7 @@ def look(run: Run) -> None:
 
 
 async def trained_scores(run: Run, prefix: str) -> set[float]:
-    """Of the records of an environment that committed steps trained."""
+    """The scores of records that committed steps trained, of one environment."""
     database = await run_database.open_database(run_database.configuration(run.dir), run.state_dir)
     try:
         steps = await database.find("Step", {"status": "committed"}, projection=["records"])

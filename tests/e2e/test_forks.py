@@ -35,7 +35,7 @@ TASKS = 10
 ENDED = 12
 """Replays that have ended when processes are killed."""
 MADE = 5
-"""Forks of 40 that are made when processes are killed."""
+"""How many of 40 forks are made when processes are killed."""
 SHARE = 0.25
 """The most forks among the records of a step and those before."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -105,7 +105,7 @@ def rows(run: Run, kind: str, filter: str = "") -> list[dict[str, Any]]:
 
 
 def pids(run: Run, *units: str) -> list[int]:
-    """Of these units; "coordinator" is the coordinator."""
+    """The pids of these units; the name "coordinator" stands for the coordinator."""
     alive = run.units()
     return [run.coordinator_pid() if unit == "coordinator" else alive[unit].pid for unit in units]
 
@@ -177,11 +177,11 @@ def branch_and_probe(run: Run, replays: Sequence[str]) -> None:
 
 
 class Found(NamedTuple):
-    """What the store has of the run."""
+    """The contents of the store."""
 
     records: dict[str, Record]
     steps: list[Step]
-    """Those that count, in their order."""
+    """The steps that count, in order."""
     trained: Counter[tuple[str, int]]
     """How often each generated token trained, by the model call that generated it and its place there."""
 
@@ -245,8 +245,8 @@ def train_and_check(run: Run) -> None:
 def test_each_of_50_forks_is_made_once_whatever_is_killed_and_its_tokens_train_once(run: Run, tmp_path: Path) -> None:
     replay_and_repair(run, tmp_path)
     others = [one["id"] for one in rows(run, "replays", "status=judged")]
-    assert len(others) == 2 * TASKS, "of a seat, the last attempt alone is repaired"
-    # Before the toolbox dies: a repair that fails too, after two other attempts, leaves its seat empty.
+    assert len(others) == 2 * TASKS, "only the last attempt of a seat is repaired"
+    # The repairs end before the toolbox is killed: a repair that fails as the third attempt would leave its seat empty.
     (tmp_path / "go on train").touch()
     eventually(
         lambda: len(rows(run, "records", "fork=repair and status=scored")) == TASKS, within_s=WITHIN_S, what="repairs"

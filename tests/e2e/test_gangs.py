@@ -31,7 +31,7 @@ class Gang:
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts, self.run, self.folder = hosts, hosts.run, folder
 
-    def told(self, epoch: int, rank: int) -> dict[str, Any]:
+    def environment_of(self, epoch: int, rank: int) -> dict[str, Any]:
         return dict(json.loads((self.folder / f"began-{epoch}-{rank}").read_text()))
 
     def units(self) -> dict[str, UnitRow]:
@@ -43,8 +43,8 @@ class Gang:
         return epoch
 
     def computes(self, ranks: int, *, above: int, but: str = "") -> int:
-        """Wait until all ranks of a later epoch have the same right sums. Returns that epoch. No rank has found one of
-        another epoch alive, `but` for one that nobody reaches.
+        """Wait until all ranks of a later epoch have the same correct sums. Returns that epoch. No rank may have found
+        a process of another epoch alive, except `but`, which is out of reach.
         """
 
         def done() -> int:
@@ -78,13 +78,13 @@ def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
     for hosts in run_on_hosts(folder, f"t-{uuid.uuid4().hex[:8]}", OTHERS, factor=0.1, shared=True):
         run, network = hosts.run, hosts.network
         run.environ["AGENTRL_DEVICES"] = "2"
-        (folder / "said").mkdir()
-        command = [PYTHON, str(PROGRAM), str(folder / "said")]
+        (folder / "reports").mkdir()
+        command = [PYTHON, str(PROGRAM), str(folder / "reports")]
         run.sidecar("train", command, ranks=4, resources={"gpus": 2}, term_grace_s=3.0, fenced=True)
         names = {default_name(): HERE} | {name: name for name in OTHERS}
         run.config["hosts"] = {name: {"private": network.address(place)} for name, place in names.items()}
         hosts.up()
-        yield Gang(hosts, folder / "said")
+        yield Gang(hosts, folder / "reports")
 
 
 def test_all_ranks_start_or_none(gang: Gang) -> None:
@@ -96,13 +96,13 @@ def test_all_ranks_start_or_none(gang: Gang) -> None:
     assert lacks in chain["sentence"]
     assert chain["sentence"].endswith("2 more wait behind it")
     for host in OTHERS:
-        assert not list(gang.folder.iterdir()), "a rank began alone"
+        assert not list(gang.folder.iterdir()), "a rank started without the others"
         gang.hosts.join(host)
     assert gang.computes(4, above=0) == 1
     hosts = {f"train-{rank}": host for rank, host in enumerate((default_name(), *OTHERS))}
     assert {name: row.host for name, row in gang.units().items()} == hosts
     for rank in range(4):
-        assert gang.told(1, rank) == {
+        assert gang.environment_of(1, rank) == {
             "others": [],
             "RANK": str(rank),
             "WORLD_SIZE": "4",
@@ -128,7 +128,9 @@ def test_death_of_a_rank_in_training_or_before_the_ranks_meet_restarts_all(gang:
     third = gang.began(1, above=2)
     gang.began(0, above=2)
     after = {name: run.wait_incarnation(name, above=row.incarnation) for name, row in before.items()}
-    assert [after[name].restarts - before[name].restarts for name in after] == [1, 0], "one died, the other had to end"
+    assert [after[name].restarts - before[name].restarts for name in after] == [1, 0], (
+        "only the rank that died counts as restarted"
+    )
     (gang.folder / "hold-1").unlink()
     run.kill(after["train-1"].pid)
     assert gang.computes(2, above=third) == third + 1
@@ -138,7 +140,7 @@ def test_death_of_a_rank_while_it_ends_is_no_obstacle(gang: Gang) -> None:
     run, before = gang.run, gang.units()
     (gang.folder / "end-1").touch()
     restart = run.start("restart", "train-0", "--yes")
-    eventually(lambda: run.unit_row("train-1").state == "stopping", what="rank 1 to be told to end")
+    eventually(lambda: run.unit_row("train-1").state == "stopping", what="rank 1 to get the order to end")
     run.kill(before["train-1"].pid)
     (gang.folder / "end-1").unlink()
     gang.computes(2, above=gang.epoch_of(before))
@@ -153,7 +155,7 @@ def test_gang_moves_if_a_host_of_it_is_gone_and_its_rank_there_is_ended_later(ga
     network.cut(lost.host)
     eventually(lambda: run.unit_row("train-1").host not in ("", lost.host), within_s=BEGINS_WITHIN_S, what="a new host")
     gang.computes(2, above=gang.epoch_of(before), but=f"train-1.{lost.incarnation}")
-    assert run.alive(lost.pid), "nobody reaches it"
+    assert run.alive(lost.pid), "the rank on the unreachable host is still alive"
     network.mend(lost.host)
     eventually(lambda: not run.alive(lost.pid), what="the end of the rank that was left behind")
     gang.run.cli("down", "--yes")

@@ -19,7 +19,7 @@ from agentrl.store import datasets
 from agentrl.tokens import image_ids, image_marks
 from agentrl.tokens.binary_format import unpack_ids
 from tests.e2e.running import Run, running
-from tests.e2e.test_data_plane import UP_WITHIN_S, is_served, look, nobody_is_too_old, opened, up
+from tests.e2e.test_data_plane import UP_WITHIN_S, is_served, look, no_record_is_too_old, opened, up
 from tests.engines.contract import servers
 from tests.images import tiny_vision
 from tests.waiting import eventually
@@ -57,23 +57,25 @@ def test_a_run_learns_from_images_of_tasks_and_tools(run: Run, kind: str) -> Non
     run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
     assert set(run.incarnations().values()) == {1}, "nothing died"
     found = asyncio.run(everything(run))
-    assert nobody_is_too_old(found)
+    assert no_record_is_too_old(found)
     assert not found["problems"]
     committed = [step for step in found["Step"] if step["status"] == "committed"]
     assert [step["step"] for step in committed] == [*range(1, STEPS + 1)]
     trained = [step for step in committed if step["records"]]
     assert trained
     assert all(math.isfinite(step["metrics"]["loss"]) for step in trained)
-    # Of a step whose few tokens are all beyond the clip it is 0.
+    # The norm is 0 in a step whose few tokens are all clipped.
     assert any(step["metrics"]["gradient_norm"] > 0 for step in trained)
     gaps = [step["metrics"]["mismatch_max"] for step in trained if "mismatch_max" in step["metrics"]]
     assert gaps
-    assert max(gaps) < 1e-3, "the trainer computes what the engine sampled from"
-    # Its canary has prompts with an image.
+    assert max(gaps) < 1e-3, "the trainer computes the log-probs of the engine"
+    # The canary of a version has prompts with an image.
     eventually(lambda: is_served(run, asyncio.run(look(run))), within_s=UP_WITHIN_S, what="the last version is served")
 
     numbers = {one["number"]: one for one in found["Image"]}
-    assert len(numbers) == len(COLOURS) + 2, "three squares, the broken one, and what the tool paints, each once"
+    assert len(numbers) == len(COLOURS) + 2, (
+        "each image is stored once: three squares, the broken one, and that of the tool"
+    )
     shown = [images_in(record, found) for record in found["Record"] if record["turns"] == 2]
     assert shown, [(one["turns"], one["outcome"], one["error"]) for one in found["Record"]]
     painted = {numbers[one]["_id"] for of_record in shown for one in of_record[1:]}
@@ -112,11 +114,11 @@ def exports_are_complete(run: Run, record: str, stored: set[str]) -> None:
     [row] = datasets.read(rows)
     [source] = image_marks.names_in(row.query)
     data = base64.b64decode(source.partition(",")[2])
-    assert hashlib.sha256(data).hexdigest() in stored, "a task again, with its image"
+    assert hashlib.sha256(data).hexdigest() in stored, "the exported task has its image"
 
 
 def end_often(model: Path) -> None:
-    """Random weights rarely sample one certain token."""
+    """Make every control token end a turn, because random weights rarely sample one particular token."""
     words = Tokenizer(model)
     ends = [words.control(name) for name in words.control_tokens()]
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))

@@ -1,6 +1,6 @@
-"""A run whose MongoDB is outside of it, as the compose file and its scripts make one, and whose units are on two hosts.
+"""A run on two hosts whose MongoDB is outside of it, set up like the compose file and its scripts do.
 
-Only the environment of `agentrl up` has the URL, so the other host gets it from the coordinator or not at all.
+Only the environment of `agentrl up` contains the URL, so the other host can get it only from the coordinator.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 @pytest.fixture
 def url(hosts: Hosts, tmp_path: Path) -> Iterator[str]:
-    """The URL of the run at a member that runs as in its container, on the host of the coordinator."""
+    """The URL of the run. The member runs on the host of the coordinator, with the command of its container."""
     member, folder = hosts.network.address(HERE), tmp_path / "secrets"
     secrets(folder, member)
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert "for the run file" in secrets(folder, "--run", hosts.run.name, member)
-    assert {path: path.read_bytes() for path in kept} == kept, "the second time it makes only what was missing"
+    assert {path: path.read_bytes() for path in kept} == kept, "a second run of the script creates only missing files"
     assert not [path for path in folder.rglob("*") if path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077]
     data = tmp_path / "data"
     data.mkdir()

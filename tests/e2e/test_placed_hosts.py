@@ -59,7 +59,7 @@ class Machines:
         return self.folder / "disks" / host
 
     def agentrl(self, *words: str) -> tuple[int, Any, str]:
-        """A command on the machine of the operator: exit code, document, what it wrote for people."""
+        """Run a command on the machine of the operator. Returns exit code, document and stderr."""
         command = [*self.network.inside(HERE), PYTHON, "-m", "agentrl", *words]
         done = subprocess.run(
             command,
@@ -74,7 +74,7 @@ class Machines:
         return done.returncode, json.loads(done.stdout) if "--json" in words else done.stdout, done.stderr
 
     def up(self) -> str:
-        """Returns what it wrote for people."""
+        """Run `up`. Returns its stderr."""
         self.run.write()
         code, shown, complaint = self.agentrl("up", str(self.run.file))
         assert code == 0, (shown, complaint)
@@ -126,10 +126,10 @@ def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) 
     assert {row.host for row in run.units().values()} <= {B, C, D}
     nowhere = machines.host("nowhere")
     assert nowhere is not None
-    assert nowhere.state == "starting", "a host that cannot be started stops nothing else"
+    assert nowhere.state == "starting", "a host that cannot be started does not hold up the rest"
     assert (machines.disk(B) / "hosts" / B / "access.key").stat().st_mode & 0o777 == 0o600
 
-    # Units that only such a host may take do not keep `up` waiting for its deadline.
+    # If only a host that cannot be started may run a unit, `up` fails at once and does not wait for its deadline.
     run.unit("never", "step_loop", hosts=["nowhere"])
     run.write()
     code, failed, _ = machines.agentrl("up", str(run.file), "--json")
@@ -158,7 +158,7 @@ def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) 
     network.mend(lost)
     eventually(lambda: (found := machines.host(lost)) and found.state == "up", within_s=UP_WITHIN_S)
 
-    # A host that the run file does not name any more is emptied, and its agent ends.
+    # A host that was removed from the run file is drained, and its agent ends.
     agent = machines.agent_of(D)
     run.config["sidecars"]["far"]["hosts"] = [C]
     del run.config["hosts"][D]
@@ -170,7 +170,7 @@ def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) 
     assert any("b, c: given back" in line for line in down["lines"])
     assert not run.processes()
 
-    # What it left on other hosts goes with its state.
+    # Forgetting the run also removes its files on other hosts.
     assert [path.name for path in machines.disk(B).iterdir()]
     code, forgotten, _ = machines.agentrl("runs", "forget", run.name, "--yes", "--json")
     assert code == 0, forgotten

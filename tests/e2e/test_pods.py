@@ -28,7 +28,7 @@ class Cluster:
         self.pods: dict[str, Pod] = {}
 
     def write_run_file(self) -> None:
-        """The one of the example, and a group that reports its progress."""
+        """Write the run file of the example, with a group that reports its progress."""
         plain = yaml.safe_load(find("example", "ConfigMap", "agentrl-run")["data"]["run.yaml"])
         step_loop = [PYTHON, "-m", "assets.units.step_loop", "--every", "0.05"]
         plain["sidecars"]["loop"] = {"command": step_loop, "speaks": True, "count": 2, "hosts": "agentrl-agents"}
@@ -40,7 +40,7 @@ class Cluster:
         return pod
 
     def make_key(self, head: Pod, name: str) -> None:
-        """As docs/clusters.md says, the secret included."""
+        """Make the key and its secret as docs/clusters.md describes."""
         head.agentrl("hosts", "add", name, "--out", f"/tmp/{name}.key", "--yes")
         secret = self._files["host-keys"] / f"{name}.key"
         secret.write_text(head.run("cat", f"/tmp/{name}.key").stdout)
@@ -87,7 +87,7 @@ def test_pods_join_are_evicted_and_come_back(cluster: Cluster) -> None:
     for name in (FIRST, SECOND):
         cluster.make_key(head, name)
         cluster.start(name).wait_ready()
-    all_on(head, FIRST)  # which was there first
+    all_on(head, FIRST)  # the first host that joined
     assert hosts_up(head) == {HEAD, FIRST, SECOND}
 
     # Eviction is a drain: the units start elsewhere, and nothing is lost.
@@ -112,7 +112,7 @@ def test_pods_join_are_evicted_and_come_back(cluster: Cluster) -> None:
         pod.wait_ready()
     assert all_on(head, SECOND) == before
 
-    # What was taken down stays down when Kubernetes starts the container again.
+    # A run that was taken down stays down when Kubernetes starts the containers again.
     assert head.agentrl("down", "--yes")
     assert [cluster.pods[name].wait() for name in (HEAD, FIRST, SECOND)] == [0, 0, 0]
     head = cluster.start(HEAD)

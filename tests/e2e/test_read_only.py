@@ -59,7 +59,7 @@ def test_run_that_is_down_can_be_read_after_the_suggested_command(ended: Run) ->
     assert (row.state, row.reason) == ("running", "only to be read from: nothing is sampled or trained")
     alive = {unit for unit, shown in ended.units().items() if shown.state == "ready"}
     assert alive == {"mongo-0", "steward-0"}
-    assert ended.cli("alerts", "list") == [], "nobody misses those who are not wanted"
+    assert ended.cli("alerts", "list") == [], "units that are not wanted raise no alert"
 
     for words in (
         ("tasks", "requeue", before[0]["task"]),
@@ -79,7 +79,7 @@ def test_run_that_is_down_can_be_read_after_the_suggested_command(ended: Run) ->
     ended.write()
     whole = ended.cli("up", str(ended.file), "--dry-run")
     assert {"steward-0", "engine-0"} <= {*whole["effect"]["starts"]}
-    assert (whole["effect"]["drains"], whole["tier"]) == ([], "reversible"), "nobody is asked for going on"
+    assert (whole["effect"]["drains"], whole["tier"]) == ([], "reversible"), "a full `up` afterwards needs no consent"
 
     ended.client.close()
     ended._client = None

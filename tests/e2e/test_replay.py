@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 "faulty": {
                     "command": [sys.executable, str(FAULTY)],
                     "session": "keyed",
-                    # Its calls leave lines in files of the test.
+                    # No sandbox, because its calls write lines to files of the test.
                     "sandbox": "none",
                     "effects": {"note": "outside", "search": "pure"},
                 }
@@ -108,9 +108,7 @@ def test_a_call_is_previewed_replayed_and_shown_with_its_difference(run: Run) ->
     assert edited["operation"]["lines"][0].endswith("different, with edited arguments")
 
 
-def test_a_tool_that_acts_outside_is_refused_without_its_name_and_asks_a_script_for_consent(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_replay_with_effects_outside_needs_the_name_of_its_tool_and_consent(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "notes"
     (id,) = recorded(run, ("note", {"path": str(path)}, "ok", "noted"))
     code, refused = run.cli("replay", id, check=False)

@@ -65,7 +65,7 @@ def test_preempted_job_is_drained_queued_again_and_given_back(cluster: SlurmClus
     assert not ended, "the units finished their work before the job was taken away"
 
     cluster.ask("scancel", urgent)
-    # Slurm would wait for two minutes, and may refuse a job that starts again sooner: then another one is submitted.
+    # Slurm would wait for two minutes. It may refuse an earlier start of the job; then another job is submitted.
     eventually(lambda: "BeginTime" in cluster.ask("squeue", "--noheader", "--format=%r"), what="the requeued job")
     cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now")
     eventually(lambda: workers_up(run), within_s=UP_WITHIN_S, what="the same job again")

@@ -105,8 +105,8 @@ def test_a_program_in_a_sandbox_sees_only_the_sandbox(run: Run) -> None:
     code, done = execute(run, row["id"], "no-such-program")
     assert (code, done["output"]["not_started"]) == (ExitCode.UNKNOWN, "No such file or directory"), done
     code, done = execute(run, row["id"], "sh", "-c", "echo $PATH; exit 127")
-    assert (code, done["output"]["exit"]) == (ExitCode.FAILED, 127), "the program itself"
-    assert HIDDEN not in done["output"]["stdout"], "the server has no names of directories that it does not see"
+    assert (code, done["output"]["exit"]) == (ExitCode.FAILED, 127), "127 is the exit code of the program itself"
+    assert HIDDEN not in done["output"]["stdout"], "the server knows no names of hidden directories"
     code, refused = execute(run, "nosuch-1", "/bin/true")
     assert code == ExitCode.UNKNOWN, refused
 

@@ -51,15 +51,17 @@ def test_trainer_on_two_hosts_goes_on_after_a_rank_was_killed(hosts: Hosts) -> N
     first = run.wait_state("trainer-1", "ready", within_s=UP_WITHIN_S)
     assert (first.host, run.unit_row("trainer-0").host) == (THERE, default_name())
     mine = hosts.dir(THERE)
-    assert same_files(run.dir / "model", mine / "model"), "the ranks began with the same model"
+    assert same_files(run.dir / "model", mine / "model"), "the ranks started from the same model"
     run.kill(first.pid)
     for rank in range(2):
         row = run.wait_state(f"trainer-{rank}", "stopped", within_s=UP_WITHIN_S)
         assert (row.done, row.incarnation, row.restarts) == (True, 2, rank)
     assert run.cli("accounting")["steps"] == {"committed": STEPS}
     (taken,) = (mine / "checkpoints").iterdir()
-    assert same_files(run.dir / "checkpoints" / taken.name, taken), "it went on from the checkpoint of the other host"
-    assert distance_from_one_process(hosts) < 0.1, "Muon enlarges the order of sums, and nothing else differs"
+    assert same_files(run.dir / "checkpoints" / taken.name, taken), (
+        "the rank continued from the checkpoint of the other host"
+    )
+    assert distance_from_one_process(hosts) < 0.1, "Muon amplifies rounding differences; nothing else may differ"
 
 
 def complete_checkpoints(hosts: Hosts) -> bool:
@@ -74,7 +76,8 @@ def same_files(here: Path, there: Path) -> bool:
 
 
 def distance_from_one_process(hosts: Hosts) -> float:
-    """How far the weights are from those that one process learns from the same batches, in parts of what it learns."""
+    """The distance of the weights to those that one process learns from the same batches, relative to what it
+    learns."""
     folder, out = hosts.run.dir, hosts.run.file.parent / "alone"
     config = run_database.configuration(folder)
     alone = config.model_copy(update={"training": config.training.model_copy(update={"parallel": Parallel()})})

@@ -30,7 +30,7 @@ def tried(folder: Path, *words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_told_turns_show_what_tools_and_scorers_make_of_them(tmp_path: Path) -> None:
+def test_given_turns_show_results_of_tools_and_scorers(tmp_path: Path) -> None:
     write_shopping(tmp_path)
     said = ("--say", CALL, "--say", "<tool_call>put(", "--say", ANSWER)
     messages = tried(tmp_path, "shopping.py", "-n", "2", *said, *READS)
@@ -63,7 +63,7 @@ def test_an_environment_of_another_package_is_tried_by_its_word(
 
 
 class _ChatApi(BaseHTTPRequestHandler):
-    """Chat completions: it calls a tool, and answers when it was told the result."""
+    """A service of chat completions: it calls a tool first, and answers once it has the result."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
 
@@ -103,7 +103,7 @@ def test_a_model_behind_an_address_is_asked_in_messages(tmp_path: Path, monkeypa
     ]
 
 
-def test_an_interrupted_trial_ends_its_program_and_says_nothing_of_python(tmp_path: Path) -> None:
+def test_an_interrupted_trial_ends_its_program_and_shows_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"query": "a", "answer": "b"}\n')
     loop = "import asyncio\nimport agentrl as rl\n@rl.agent\nasync def slow(episode):\n    await asyncio.sleep(1000)\n"
     (tmp_path / "slow.py").write_text(f"{loop}rl.Environment('slow', dataset='rows.jsonl', agent=slow)\n")
@@ -133,7 +133,7 @@ def test_an_interrupted_trial_ends_its_program_and_says_nothing_of_python(tmp_pa
         (("run.yaml", "--model", "nowhere"), "model.path: there is no directory"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_mistakes_are_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_one_sentence(
     assert sentence in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
-def test_what_init_writes_is_whole_and_never_written_over(
+def test_init_writes_complete_files_and_overwrites_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -158,7 +158,7 @@ def test_what_init_writes_is_whole_and_never_written_over(
     assert load_config("run.yaml").config.environments["sums"].scorer == "sums"
     assert len(Path("run.yaml").read_text().splitlines()) <= 12
     shown = (Path(__file__).parents[2] / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    assert Path("sums.py").read_text() == shown, "the README shows what is written"
+    assert Path("sums.py").read_text() == shown, "the README shows the files that `init` writes"
     own = subprocess.run([sys.executable, "-m", "pytest", "-q", "test_sums.py"], capture_output=True, text=True)
     assert "2 passed" in own.stdout, own.stdout
     Path("sums.py").write_text("mine")

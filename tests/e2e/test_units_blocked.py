@@ -72,10 +72,10 @@ def test_loop_that_blocks_inside_its_announced_phase_is_not_replaced(run: Run) -
 
 
 def test_unannounced_silence_ends_in_stacks_and_a_replacement(run: Run) -> None:
-    def told() -> IncidentRow | None:
+    def recorded() -> IncidentRow | None:
         return next((row for row in incidents(run, "silent-0") if row.incarnation == 1), None)
 
-    incident = eventually(told, what="an incident of silent-0")
+    incident = eventually(recorded, what="an incident of silent-0")
     assert "hung: silent for" in incident.what
     assert "outside any announced phase" in incident.what
     # faulthandler writes the stacks without the GIL, so they exist although the unit executed no Python code.
@@ -84,11 +84,11 @@ def test_unannounced_silence_ends_in_stacks_and_a_replacement(run: Run) -> None:
 
 
 def test_loop_with_200_waits_is_alive_and_reports_their_number(run: Run) -> None:
-    def told() -> UnitRow | None:
+    def reported() -> UnitRow | None:
         row = run.wait_state("waiter-0", "ready")
         return row if "200 waits" in row.status else None
 
-    before = eventually(told)
+    before = eventually(reported)
     assert before.status == "200 records under way (200 waits, the oldest 20 listed)"
     assert [wait.what for wait in before.waits] == [f"record {number}" for number in range(20)]
     assert {wait.on for wait in before.waits} == {"judge-0"}
@@ -117,11 +117,11 @@ def test_minute_in_foreign_code_is_allowed_with_the_default_times(tmp_path: Path
         seen = watched(run, "released-0", "held-0", blocks=1, within_s=120)
         assert seen == {"released-0": {("ready", 1)}, "held-0": {("ready", 1)}}
         assert not run.client.events(kinds=("incident",), limit=10)
-        _somebody_is_told_of_the_unit_that_cannot_be_placed(run)
+        _alert_names_the_unit_that_cannot_be_placed(run)
 
 
-def _somebody_is_told_of_the_unit_that_cannot_be_placed(run: Run) -> None:
-    """Its alert fires after a minute, which has passed here."""
+def _alert_names_the_unit_that_cannot_be_placed(run: Run) -> None:
+    """The alert fires after a minute, which has passed by then."""
 
     def firing() -> dict[str, object] | None:
         return next((alert for alert in run.cli("alerts", "list") if alert["id"] == "unit-pending:big-0"), None)

@@ -56,11 +56,11 @@ def incidents(run: Run, unit: str) -> list[IncidentRow]:
 
 
 def incident_of(run: Run, unit: str, incarnation: int) -> IncidentRow:
-    def told() -> IncidentRow | None:
+    def found() -> IncidentRow | None:
         of_this_life = (row for row in incidents(run, unit) if row.incarnation == incarnation)
         return next((row for row in of_this_life if row.exit is not None), None)
 
-    return eventually(told, what=f"the end of {unit}.{incarnation} as an incident")
+    return eventually(found, what=f"the end of {unit}.{incarnation} as an incident")
 
 
 def replaced(run: Run, before: UnitRow) -> UnitRow:
@@ -77,13 +77,13 @@ def test_killed_unit_is_replaced_at_once_and_shown_with_its_last_lines(run: Run)
     after = replaced(run, before)
     assert after.restarts == 1
     assert after.deaths_in_window == 1
-    told = incident_of(run, "victim-0", before.incarnation)
-    assert told.exit is not None
-    assert told.exit.signal == signal.SIGKILL
-    assert told.tail == ("first words", "last words")
-    assert "signal 9" in told.what
-    assert told.done == "started again at once"
-    assert told.host == before.host
+    found = incident_of(run, "victim-0", before.incarnation)
+    assert found.exit is not None
+    assert found.exit.signal == signal.SIGKILL
+    assert found.tail == ("first words", "last words")
+    assert "signal 9" in found.what
+    assert found.done == "started again at once"
+    assert found.host == before.host
 
 
 def test_killed_unit_is_shown_with_its_phase_and_status(run: Run) -> None:
@@ -94,9 +94,9 @@ def test_killed_unit_is_shown_with_its_phase_and_status(run: Run) -> None:
     before = eventually(has_spoken)
     run.kill(before.pid)
     replaced(run, before)
-    told = incident_of(run, "stepper-0", before.incarnation)
-    assert told.phase == "step"
-    assert told.status.startswith("step ")
+    found = incident_of(run, "stepper-0", before.incarnation)
+    assert found.phase == "step"
+    assert found.status.startswith("step ")
 
 
 def test_stopped_unit_is_continued_once_and_replaced_when_it_is_stopped_again(run: Run) -> None:
@@ -113,8 +113,8 @@ def test_stopped_unit_is_continued_once_and_replaced_when_it_is_stopped_again(ru
     run.kill(before.pid, signal.SIGSTOP)
     after = replaced(run, before)
     assert after.restarts == before.restarts + 1
-    told = incident_of(run, "stepper-0", before.incarnation)
-    assert "stopped by a signal" in told.what
+    found = incident_of(run, "stepper-0", before.incarnation)
+    assert "stopped by a signal" in found.what
     assert "Current thread" in _log_of(run, "stepper-0", before.incarnation), "stacks of the stopped unit"
 
 
@@ -127,22 +127,22 @@ def test_unit_beyond_the_deadline_of_its_phase_is_stacked_and_replaced(run: Run)
     finally:
         order.unlink()
     run.wait_incarnation("hanger-0", above=before.incarnation)
-    told = incident_of(run, "hanger-0", before.incarnation)
-    assert "hung: phase 'step' stands still for" in told.what
-    assert told.exit is not None
-    assert told.exit.signal == signal.SIGABRT
-    assert told.phase == "step"
-    assert any("hang.py" in line and "in main" in line for line in told.tail), told.tail
-    assert told.stacks.endswith(f"hanger-0/{before.incarnation}.log")
-    assert "in main" in Path(told.stacks).read_text()
+    found = incident_of(run, "hanger-0", before.incarnation)
+    assert "hung: phase 'step' stands still for" in found.what
+    assert found.exit is not None
+    assert found.exit.signal == signal.SIGABRT
+    assert found.phase == "step"
+    assert any("hang.py" in line and "in main" in line for line in found.tail), found.tail
+    assert found.stacks.endswith(f"hanger-0/{before.incarnation}.log")
+    assert "in main" in Path(found.stacks).read_text()
 
 
 def test_event_loop_that_does_not_turn_outside_a_phase_is_stacked_and_replaced(run: Run) -> None:
     before = run.wait_state("loop-0", "ready")
     (Path(run.dir) / "block-loop-0").touch()
     replaced(run, before)
-    told = incident_of(run, "loop-0", before.incarnation)
-    assert "its event loop has not turned for" in told.what
+    found = incident_of(run, "loop-0", before.incarnation)
+    assert "its event loop has not turned for" in found.what
     assert "blocked_loop.py" in _log_of(run, "loop-0", before.incarnation)
 
 
@@ -153,11 +153,11 @@ def test_out_of_memory_deaths_are_counted_separately_and_too_many_are_fatal_with
     assert row.deaths_in_window == 0
     assert row.last_exit is not None
     assert row.last_exit.oom
-    told = incidents(run, "glutton-0")
-    assert len(told) == 4
-    assert all("killed for memory" in each.what for each in told)
-    assert all(each.exit is not None and each.exit.oom for each in told)
-    assert told[0].tail == ("taking memory",)
+    found = incidents(run, "glutton-0")
+    assert len(found) == 4
+    assert all("killed for memory" in each.what for each in found)
+    assert all(each.exit is not None and each.exit.oom for each in found)
+    assert found[0].tail == ("taking memory",)
 
 
 def test_nothing_is_left_of_a_killed_unit_with_daemons(run: Run) -> None:
@@ -187,7 +187,7 @@ def test_death_of_one_rank_restarts_the_whole_gang(run: Run) -> None:
     run.kill(before["ranks-1"].pid)
     after = {name: run.wait_incarnation(name, above=before[name].incarnation) for name in names}
     assert {row.incarnation for row in after.values()} == {before["ranks-1"].incarnation + 1}
-    # One died, and the others had to stop with it, which is no death of theirs.
+    # One rank died. The others had to stop with it, which does not count as a death.
     assert [row.restarts - before[name].restarts for name, row in after.items()] == [0, 1, 0]
     assert len(incidents(run, "ranks-1")) == 1
     assert not incidents(run, "ranks-0")
@@ -242,9 +242,9 @@ def test_unit_that_never_becomes_ready_is_counted_separately(run: Run) -> None:
     assert "never came up, 6 times in a row" in row.reason
     assert row.deaths_in_window == 0
     assert run.lives_of("never-0") == set()
-    told = incidents(run, "never-0")
-    assert told
-    assert all("never came up" in each.what for each in told)
+    found = incidents(run, "never-0")
+    assert found
+    assert all("never came up" in each.what for each in found)
 
 
 def _daemons(run: Run) -> list[int]:

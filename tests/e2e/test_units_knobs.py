@@ -101,7 +101,9 @@ def test_second_operator_learns_of_the_first_change(run: Run) -> None:
         run.client.tune("fake.batch", 128, seen_revision=seen.revision)
     assert "nothing was overwritten" in str(refused.value)
     assert knob(run, "fake.batch").value == 64
-    assert len(run.client.events(kinds=("audit",), limit=10_000)) == operations, "what was refused is not history"
+    assert len(run.client.events(kinds=("audit",), limit=10_000)) == operations, (
+        "a refused change is not in the history"
+    )
 
 
 def test_scientific_knob_wants_a_note_and_begins_a_segment(run: Run) -> None:
@@ -147,7 +149,7 @@ def test_tuned_values_survive_the_coordinator_and_another_up(run: Run) -> None:
     assert knob(run, "supervision.max_deaths").value == 9
     run.config["supervision"]["max_deaths"] = 7
     run.up()
-    assert knob(run, "supervision.max_deaths").value == 7, "the file's word is newer"
+    assert knob(run, "supervision.max_deaths").value == 7, "the changed value of the file is newer"
     assert run.unit_row("fake-0").pid == before.pid
 
 

@@ -191,7 +191,7 @@ def test_all_stacks_are_written_to_one_file(run: Run) -> None:
     before = run.incarnations()
     only = run.cli("stacks", "tick-0")["operation"]["result"]
     assert only["units"] == 1
-    assert run.incarnations() == before, "nobody was harmed"
+    assert run.incarnations() == before, "no unit was restarted"
 
 
 def _parts(text: str) -> dict[str, str]:

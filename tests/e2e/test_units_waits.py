@@ -139,7 +139,7 @@ def test_wait_for_a_trainer_shows_its_versions(run: Run) -> None:
 
     first = version()
     eventually(lambda: version() >= first + 3, what="three versions more")
-    # Between two versions the trainer itself waits, so the chain of its consumer goes on to the trainer's cause.
+    # Between two versions the trainer waits too, so the chain of its consumer continues to the cause of the trainer.
     seen: set[str] = set()
 
     def both() -> bool:

@@ -2,7 +2,7 @@
 
 Invariants:
 - Everything is made by the code of the release; the code of this checkout only packs it.
-- The run ends as by a power loss: all processes are killed at the same moment, in the middle of their work.
+- The run ends like in a power loss: all processes are killed at the same moment, in the middle of their work.
 - The files are small: a model of some thousand parameters, one checkpoint, no logs.
 """
 
@@ -37,7 +37,7 @@ NAME = "before"
 SMALL = {"hidden_size": 16, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
 UP_WITHIN_S = 600.0
 LEFT_OUT = ("mongo/data", "mongo/mongod", "recordings", "lock", "journal.sqlite-shm", ".log")
-"""Parts of the paths in the state directory that are not packed. The database is packed as documents."""
+"""Paths of the state directory that contain one of these texts are not packed. The database is packed as documents."""
 OF_THE_RUNTIME = ("assets/__init__.py", "assets/units/__init__.py", "assets/units/step_loop.py")
 
 
@@ -71,7 +71,7 @@ async def documents(url: str, name: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def trained(run: Run) -> bool:
-    """Whether steps after the newest checkpoint were trained, and more is under way."""
+    """Whether steps were trained after the newest checkpoint, and records are running."""
     found = asyncio.run(documents((run.state_dir / "mongo" / "url").read_text(), run.name))
     with_records = [step for step in found.get("Step", ()) if step["status"] == "committed" and step["records"]]
     saved = [one for one in found.get("Checkpoint", ()) if one["status"] == "complete"]
@@ -80,7 +80,7 @@ def trained(run: Run) -> bool:
 
 
 def units_of(run: Run) -> dict[str, dict[str, str]]:
-    """The variables of the living units that the release gave them."""
+    """The environment variables that the release gave to the living units."""
     found = {}
     for process in run.processes():
         environ = {name: value for name, value in process.environ().items() if name.startswith("AGENTRL_")}

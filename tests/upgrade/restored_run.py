@@ -37,7 +37,7 @@ DATABASE, UNITS, FACTS = "database", "units.json", "release.json"
 
 
 class RestoredRun:
-    """A run of the release before whose processes all ended, but for those that `start` starts again."""
+    """A run of the release before. All its processes have ended, except those that `living_units` starts again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class RestoredRun:
         db.close()
 
     def restore_database(self) -> None:
-        """As data of the embedded server of the release, which had no identity."""
+        """Restore the documents as data of the embedded server of the release, which had no identity."""
         with server_in(self.run.state_dir / "mongo") as (_, url):
             asyncio.run(self._insert(url))
 
@@ -98,7 +98,8 @@ class RestoredRun:
 
     @contextmanager
     def living_units(self) -> Iterator[dict[str, int]]:
-        """Pids by unit. They are started as the release did, and found dead by nobody but their next agent."""
+        """Pids by unit. The units are started like in the release, but not as children of an agent, so the next agent
+        finds them by the ledger."""
         processes = {unit: self._start(unit, environ) for unit, environ in self._units.items()}
         pids = {unit: process.pid for unit, process in processes.items()}
         for unit, pid in pids.items():

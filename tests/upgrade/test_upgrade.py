@@ -40,12 +40,14 @@ def test_run_of_the_release_before_comes_up_with_nothing_lost(restored: Restored
             unit: (pid, 1) for unit, pid in pids.items()
         }
         assert set(pids) <= set(report["kept"])
-        # The others ended with their host; each started again once.
+        # The other units ended with their host, and each was started again once.
         assert {row.incarnation for unit, row in rows.items() if unit not in pids} == {2}
         progress = rows["tick-0"].progress
         eventually(lambda: run.unit_row("tick-0").progress > progress, what="a unit of the release before reports")
         tuned = run.cli("tune", "learning_rate")
-        assert (tuned["knob"]["value"], len(tuned["history"])) == (0.0002, 1), "tuned under the release before"
+        assert (tuned["knob"]["value"], len(tuned["history"])) == (0.0002, 1), (
+            "the value was tuned under the release before"
+        )
 
         newest = max(step["step"] for step in before["Step"])
         eventually(lambda: committed(run)[-1] > newest, within_s=UP_WITHIN_S, what="steps after those of before")
@@ -62,7 +64,7 @@ def test_run_of_the_release_before_comes_up_with_nothing_lost(restored: Restored
         first_version = max(lineage["first_version"] for lineage in now["Lineage"])
         assert first_version > max(one["_id"] for one in before["Publication"]), "version numbers are never reused"
         assert run.cli("accounting")["balanced"]
-        # Under the new agent a death has its consequence, and a command its effect.
+        # The new agent handles deaths and commands of these units.
         run.kill(pids["web-0"])
         run.wait_incarnation("web-0", above=1)
         run.cli("restart", "tick-0", "--yes")

@@ -1,7 +1,7 @@
 """A cable between two network devices that it makes: `cable.py HERE THERE`.
 
-It reads lines of JSON and answers each with a line: how long a frame takes in each direction, and how many are lost.
-The kernel of a test machine need not be able to do that itself. What is lost is the same in every run.
+It reads lines of JSON with the delay of a frame in each direction and the shares of lost frames, and answers each line.
+A program does this because the kernel of a test machine may lack it. The same frames are lost in every run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A rank of a gang as anybody would write it for torchrun: it knows nothing of agentrl. Argument: a directory.
+"""A rank of a gang, written for torchrun without any knowledge of agentrl. Its argument is a directory.
 
-It writes there what it was told and which processes of other epochs it finds alive, then the sums that it computes with
-the other ranks. While the file `hold-RANK` exists it does not meet the others; while `end-RANK` exists it does not end.
+It writes its environment and the living processes of other epochs into that directory, then the sums that it computes
+with the other ranks. It does not meet the others while the file `hold-RANK` exists, and does not end while `end-RANK`
+exists.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES")
+VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "CUDA_VISIBLE_DEVICES",
+)
 folder = Path(sys.argv[1])
 rank, epoch = os.environ["RANK"], os.environ["AGENTRL_GANG_EPOCH"]
 
@@ -45,7 +54,9 @@ def end(*_: object) -> None:
 
 
 signal.signal(signal.SIGTERM, end)
-write(f"began-{epoch}-{rank}", {"others": alive_of_other_epochs(), **{name: os.environ.get(name) for name in TOLD}})
+write(
+    f"began-{epoch}-{rank}", {"others": alive_of_other_epochs(), **{name: os.environ.get(name) for name in VARIABLES}}
+)
 while (folder / f"hold-{rank}").exists():
     time.sleep(0.02)
 

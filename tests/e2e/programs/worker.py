@@ -1,6 +1,6 @@
-"""A unit whose work starts and ends by files and is never interrupted.
+"""A unit whose work is controlled by files and is never interrupted.
 
-RUN_DIR/work-UNIT is its work, which ends when the file is removed; an order to stop does not end it.
+It works while RUN_DIR/work-UNIT exists. An order to stop does not end the work.
 """
 
 from __future__ import annotations
