@@ -1,4 +1,4 @@
-"""Games of Gymnasium with faults, found by the program under `tests.adapters.planted:NAME`."""
+"""Games of Gymnasium with faults. The program finds them by the name `tests.adapters.planted:NAME`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium.spaces import Discrete
 
 
 class Counting(gymnasium.Env[int, int]):
-    """Gives 1 for each action 1, and prints."""
+    """Rewards each action with its number, and prints. Action 2 exits the process; action 3 blocks."""
 
     observation_space = Discrete(100)
     action_space = Discrete(4)

@@ -45,10 +45,10 @@ def _observations(name: str, seed: int, actions: list[int]) -> list[str]:
     return [f"observation: {gymnasium_games.json.dumps(gymnasium_games._plain(game.step(one)[0]))}" for one in actions]
 
 
-def test_members_of_a_group_start_alike_and_what_is_no_action_changes_nothing() -> None:
+def test_members_of_a_group_start_alike_and_invalid_actions_change_nothing() -> None:
     program = gymnasium_games.Environment("Blackjack-v1", {}, rows=20, held_out=0)
     rows = program.rows()
-    assert len({row["query"] for row in rows}) > 5, "seeds are different starts"
+    assert len({row["query"] for row in rows}) > 5, "different seeds give different starts"
     wrong = ["7", "x", "true", "9" * 30, "[" * 100_000, '{"a": 1}']
     play, said = played(program, rows[0], ["hm", *(f"<action>{each}</action>" for each in wrong)])
     assert {each["message"] for each in said} == {
@@ -60,14 +60,14 @@ def test_members_of_a_group_start_alike_and_what_is_no_action_changes_nothing() 
     }
 
 
-def test_a_picture_of_characters_says_where_one_is() -> None:
+def test_a_map_of_characters_shows_the_position_of_the_player() -> None:
     program = gymnasium_games.Environment("FrozenLake-v1", {"is_slippery": False}, rows=1, held_out=0)
     (row,) = program.rows()
     assert row["query"] == "[S]FFF\nFHFH\nFFFH\nHFFG\nobservation: 0"
     assert "2: Move right" in program.describe()["system"]
 
 
-def test_a_game_that_starts_by_chance_is_refused() -> None:
+def test_a_game_that_ignores_its_seed_is_refused() -> None:
     drawn = gymnasium_games.Environment("FrozenLake-v1", {"map_name": None}, rows=4, held_out=0)
     with pytest.raises(ValueError, match="with the same seed the game starts otherwise"):
         drawn.rows()

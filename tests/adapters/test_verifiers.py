@@ -40,14 +40,14 @@ async def process_of(player: Player) -> AsyncIterator[PlayerProcess]:
 
 
 async def played(process: PlayerProcess, row: dict[str, Any], *texts: str) -> list[Any]:
-    """What the environment says to each text, and the score."""
+    """The answer of the environment to each text, then the score."""
     await process.ask("begin", episode=row["id"], row=row)
     said = [await process.ask("answer", episode=row["id"], text=text) for text in texts]
     process.send("end", episode=row["id"])
     return [*said, await process.ask("score", row=row, texts=list(texts))]
 
 
-async def test_puzzles_that_the_package_brings_have_the_scores_of_their_maker() -> None:
+async def test_puzzles_of_the_package_get_the_scores_of_reasoning_gym() -> None:
     theirs = reasoning_gym.create_dataset("basic_arithmetic", seed=5, size=6)
     async with process_of(player("puzzles", gym="basic_arithmetic")) as process:
         rows = await process.ask("rows")
@@ -62,7 +62,7 @@ async def test_puzzles_that_the_package_brings_have_the_scores_of_their_maker() 
                 assert score["value"] == score["parts"]["check_answer_reward_func"] == expected
 
 
-async def test_a_model_calls_the_tools_of_an_environment_as_its_first_message_says() -> None:
+async def test_a_model_calls_tools_as_the_first_message_describes() -> None:
     wrong = '<tool_call>{"name": "sub", "arguments": {}}</tool_call><tool_call>{{</tool_call>'
     async with process_of(player("tools")) as process:
         row, forgets, breaks = await process.ask("rows")
@@ -73,17 +73,17 @@ async def test_a_model_calls_the_tools_of_an_environment_as_its_first_message_sa
         assert refused["message"].startswith("'sub'\n\n")
         assert done == {"done": True}
         assert (score["value"], score["parts"]["add_calls"]) == (0.5, 1.0), "the weight is the rubric's"
-        # Scored again later, from the texts; and one that ended at a limit in the middle.
+        # The same episode is scored again from its texts, and so is one that ended at a limit in the middle.
         assert await process.ask("score", row={**row, "id": "again"}, texts=[CALL, wrong, "It is 7."]) == score
-        assert (await process.ask("score", row=row, texts=[CALL]))["value"] == 0.0, "it has said no 7"
-        # What cannot be a record is one sentence.
+        assert (await process.ask("score", row=row, texts=[CALL]))["value"] == 0.0, "no text contains 7"
+        # An episode that cannot become a record is refused with one sentence.
         with pytest.raises(PlayerError, match="it changes what was said before, which a record cannot have"):
             await played(process, forgets, CALL, CALL)
         with pytest.raises(PlayerError, match="InfraError: its sandbox is away"):
             await played(process, breaks, CALL)
 
 
-def test_a_package_that_cannot_be_had_says_what_to_do(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(PlayerError, match="its rubric compares the rollouts of a group"):
         made(player("together"), tmp_path)
     own = Player(source=Source("verifiers", "wordle"), rows=1, held_out=0)

@@ -14,7 +14,7 @@ def load_environment(kind: str, **arguments: Any) -> Any:
 
 
 def puzzles(gym: str) -> Any:
-    """All of it is the package's own: tasks, rubric and parser."""
+    """Tasks, rubric and parser are those of the package."""
     return ReasoningGymEnv(gym=gym, num_train_examples=4, num_eval_examples=2, seed=5)
 
 
@@ -28,7 +28,7 @@ def add(a: int, b: int) -> int:
 
 
 class Tools(verifiers.ToolEnv):  # type: ignore[misc]
-    """Some tasks have a fault, by their question."""
+    """A task whose question contains `sandbox` or `forget` has a fault."""
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
         if "sandbox" in str(state["prompt"][-1].content):

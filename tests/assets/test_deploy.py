@@ -75,7 +75,7 @@ def test_compose_file_follows_the_specification() -> None:
     assert run["build"]["target"] in re.findall(r" AS (\S+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
 
 
-def test_compose_file_of_mongodb_follows_the_specification_and_names_what_there_is() -> None:
+def test_compose_file_of_mongodb_follows_the_specification_and_names_existing_files() -> None:
     folder = DEPLOY / "mongodb"
     values = {"MEMBER": "a.example", "SECRETS": "./secrets"}
     text = re.sub(r"\$\{(\w+)[^}]*\}", lambda found: values[found[1]], (folder / "compose.yaml").read_text())
@@ -115,7 +115,7 @@ def test_agent_has_ended_before_kubernetes_kills_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATEFUL_SETS)
 def test_pods_are_restricted(name: str) -> None:
-    """As the pod security standard of that name wants it."""
+    """As the pod security standard `restricted` requires."""
     template = pod_of(name)["spec"]
     assert template["automountServiceAccountToken"] is False
     assert template["securityContext"]["runAsNonRoot"] is True
@@ -155,7 +155,7 @@ def test_services_policy_and_run_file_name_the_same_ports_and_pods() -> None:
 
 
 def test_units_of_systemd_are_accepted_by_systemd(tmp_path: Path) -> None:
-    """As a unit of a user and, with the drop-in, of the system. No systemd needs to run for that."""
+    """Checked as a unit of a user and, with the drop-in, as a unit of the system. This needs no running systemd."""
     folder = CHECKOUT / "assets/systemd"
     drop_in = (folder / "system.conf").read_text().replace("User=agentrl", "User=daemon")
     for source in sorted(folder.glob("*.service")):

@@ -1,4 +1,4 @@
-"""The recipes: each is a valid run file that says in a few lines what is special about it."""
+"""The recipes: each is a valid run file that contains only a few lines of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_recipe_is_named_after_its_file_and_extends_the_base() -> None:
     for name in NAMES:
         loaded = recipe(name)
         assert (loaded.config.name, loaded.config.dir) == (name, str(CHECKOUT / "runs" / name))
-        assert loaded.sources["model.build"].startswith("base.yaml:"), "the model is that of the one base"
+        assert loaded.sources["model.build"].startswith("base.yaml:"), "recipes do not set a model; the base does"
         assert advice(loaded) == []
 
 

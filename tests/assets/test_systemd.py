@@ -19,7 +19,7 @@ def settings() -> dict[str, str]:
 
 
 def test_service_delegates_its_cgroup_and_leaves_units_alive() -> None:
-    # Without delegation systemd moves the cgroups of units, and the agent cannot prove that they are empty.
+    # Without delegation, systemd moves the cgroups of units, and the agent cannot prove that they are empty.
     found = settings()
     assert found["Delegate"] == "yes"
     assert found["KillMode"] == "process", "units outlive their agent, so that the next one adopts them"

@@ -12,7 +12,7 @@ from assets.training_state import BLOCKS, Figures, RunStore, sparkline
 def test_sparkline_has_a_block_per_reward() -> None:
     assert sparkline(()) == ""
     assert sparkline((0.0, 0.5, 1.0)) == f"{BLOCKS[0]}{BLOCKS[4]}{BLOCKS[7]}"
-    assert sparkline((-3.0, 7.0)) == f"{BLOCKS[0]}{BLOCKS[7]}", "a score may be anything"
+    assert sparkline((-3.0, 7.0)) == f"{BLOCKS[0]}{BLOCKS[7]}", "scores may have any value"
 
 
 def test_many_rewards_share_blocks() -> None:

@@ -180,9 +180,9 @@ def specs(calls: list[Call]) -> list[ToolSpec]:
 
 @settings(deadline=None, max_examples=100)
 @given(kind=st.sampled_from(KINDS), calls=CALLS)
-def test_written_calls_are_read_back_and_their_beginnings_are_no_other_calls(kind: str, calls: list[Call]) -> None:
+def test_written_calls_are_read_back_and_cut_off_calls_are_not_misread(kind: str, calls: list[Call]) -> None:
     if kind == "qwen_coder":
-        # Its values are not escaped, and what is not declared as text is read as JSON.
+        # This format does not escape values, and it reads values as JSON unless they are declared as text.
         values = [value for call in calls for value in call.arguments.values()]
         assume(not any("<" in json.dumps(value) for value in values))
         assume(not any(isinstance(value, str) and value != value.strip("\n") for value in values))
@@ -194,7 +194,7 @@ def test_written_calls_are_read_back_and_their_beginnings_are_no_other_calls(kin
     assert parsed.calls == calls
     for cut in range(len(text)):
         begun = parse(kind, text[:cut], tools)
-        assert begun.calls == calls[: len(begun.calls)], "a text that is still being written has no other call"
+        assert begun.calls == calls[: len(begun.calls)], "the beginning of a text contains no other call"
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma"])

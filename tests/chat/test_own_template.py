@@ -67,7 +67,7 @@ def conversations(template: Template) -> list[tuple[list[Any], list[dict[str, An
     return found
 
 
-def test_rendering_is_that_of_transformers(family: Family, directory: Path, template: Template) -> None:
+def test_rendering_equals_that_of_transformers(family: Family, directory: Path, template: Template) -> None:
     today = datetime.now().astimezone().date().isoformat()
     source, names = jinja_rendering.source_of(directory)
     rendering = jinja_rendering.Rendering(source, names, template.tokenizer, {**family.variables, "date": today})
@@ -165,7 +165,7 @@ def test_generation_stops_where_the_template_and_the_model_end_a_turn(family: Fa
 
 REWRITTEN = {
     "llama": 1,  # text before a call is left out
-    "mistral": 4,  # as well, and instructions move to the newest message of the user
+    "mistral": 4,  # text before a call is left out, and instructions move to the newest message of the user
     "qwen2.5": 0,
     "qwen3": 4,
     "qwen3 without thoughts": 5,
@@ -175,14 +175,16 @@ REWRITTEN = {
 }
 
 
-def test_rewritten_history_is_found_and_told(name: str, template: Template) -> None:
+def test_rewritten_history_is_found_and_described(name: str, template: Template) -> None:
     found = template.rewrites()
     assert len(found) == REWRITTEN[name]
     assert bool(prefix_check.sentence(found)) == bool(found)
     if name == "qwen3":
         thoughts = next(one for one in found if "with thoughts" in one.when)
         assert ("<think>" in thoughts.sampled, "<think>" in thoughts.written) == (True, False)
-        assert not any(one.when == "with thoughts when tools answer" for one in found), "those stay"
+        assert not any(one.when == "with thoughts when tools answer" for one in found), (
+            "the template keeps these thoughts"
+        )
 
 
 def test_messages_are_read_back_with_their_roles(name: str, template: Template) -> None:
@@ -193,8 +195,8 @@ def test_messages_are_read_back_with_their_roles(name: str, template: Template) 
     roles = [role for role, _ in found]
     assert [role for role in roles if role != "system"] in (
         ["user", "assistant", "tool", "assistant", "user"],
-        ["user", "user", "assistant", "user"],  # without a role of tools, and an empty turn before
-        ["user", "assistant", "tool", "assistant", "user", "assistant"],  # the opening has text
+        ["user", "user", "assistant", "user"],  # no role for tools, and an empty turn before the result
+        ["user", "assistant", "tool", "assistant", "user", "assistant"],  # the opening of the next turn contains text
     )
     assert "Three" in dict(found).get("tool", "Three")
     assert any("It is 3." in text for role, text in found if role == "assistant")

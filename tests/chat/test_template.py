@@ -36,7 +36,7 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     built: tokenizers.Tokenizer = build_tokenizer(TEXTS)
     built.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
     path = tmp_path_factory.mktemp("chatml") / "tokenizer.json"
-    # A tokenizer of that family has no tokens of ours.
+    # A ChatML tokenizer does not have the control tokens of agentrl.
     path.write_text(built.to_str().replace("<|system|>", "<|other|>"))
     return Tokenizer(path)
 
@@ -97,7 +97,7 @@ def test_a_tool_result_cannot_end_its_message(tokenizer: Tokenizer) -> None:
     assert template.assistant("<|end|>").count(tokenizer.control("<|end|>")) == 1
 
 
-def test_chatml_is_found_by_its_tokens_and_written_as_its_models_know_it(chatml: Tokenizer) -> None:
+def test_chatml_is_recognised_by_its_tokens_and_written_as_in_its_models(chatml: Tokenizer) -> None:
     template = Template(chatml)
     assert template.writer is CHATML
     ids = template.first("Sell.", SHOP, "What?") + template.assistant("Hm.") + template.tool_results(["3", "4"])

@@ -231,7 +231,7 @@ def test_openai_answers_that_are_json_are_no_calls() -> None:
         ('{"name": "a", "arguments": 5}', 1),
     ],
 )
-def test_openai_malformed_calls_are_told(text: str, errors: int) -> None:
+def test_openai_malformed_calls_are_reported(text: str, errors: int) -> None:
     parsed = parse("openai", text)
     assert parsed.calls == []
     assert len(parsed.errors) == errors

@@ -119,7 +119,7 @@ async def test_hello_is_repeated_to_a_coordinator_that_forgot_the_client(coordin
         coordinator.forget_peers()
         answers = await asyncio.gather(*(client.status() for _ in range(20)))
         assert len(answers) == 20
-        assert len(coordinator.hellos) == 2, "one hello answers any number of questions who we are"
+        assert len(coordinator.hellos) == 2, "one hello answers many WhoAreYou messages"
 
 
 async def test_passed_deadline_is_an_error_with_a_sentence(coordinator: SmallCoordinator) -> None:
@@ -182,7 +182,7 @@ async def test_unreachable_coordinator_is_an_error(coordinator: SmallCoordinator
     coordinator.die()
     with pytest.raises(NoCoordinatorError, match=r"does not answer within 0\.3 s"):
         async with dial(coordinator, timeout_s=0.3):
-            raise AssertionError("connected to nobody")
+            raise AssertionError("connected without a coordinator")
 
 
 async def test_refusal_of_the_hello_is_raised(coordinator: SmallCoordinator) -> None:

@@ -111,7 +111,7 @@ def test_key_file_has_the_address_of_its_coordinator(env: dict[str, str], tmp_pa
     ):
         assert (found.address, found.feed, found.metrics, found.key) == ("tcp://h:1", "tcp://f:9", "tcp://m:8", key)
     named = find("mine", environ={**env, "AGENTRL_KEY": str(tmp_path / "anna.json")})
-    assert named.key is None, "who names a run of this host means that one"
+    assert named.key is None, "a named run of this host takes precedence over the key file"
 
 
 def test_addresses_of_feed_and_metrics_follow_from_the_address(env: dict[str, str]) -> None:

@@ -78,7 +78,7 @@ async def test_hint_says_that_the_host_agent_restarts_the_coordinator(dead: Path
     assert "starts it again by itself" in (seen := await hint())
     assert "agentrl up" not in seen
     (dead / "coordinator.json").unlink()
-    assert "the run is just beginning, or coming to its end" in await hint(), "nobody can tell which"
+    assert "the run is just beginning, or coming to its end" in await hint(), "a missing file does not show which"
 
 
 async def test_hint_names_a_host_agent_that_gave_up(dead: Path) -> None:

@@ -1,4 +1,4 @@
-"""An assistant with the client of the official SDK watches a run, and changes it only from proposals."""
+"""An assistant uses the client of the official SDK. It reads a run, and changes it only through proposals."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_effect_above_the_allowed_tier_gets_no_proposal(run: Scripted) -> 
 
 
 @pytest.mark.parametrize("tool", ["down", "apply", "exec_in_sandbox", "snapshot", "nosuch"])
-async def test_commands_of_an_admin_are_no_tools(run: Scripted, tool: str) -> None:
+async def test_commands_of_an_admin_are_not_offered_as_tools(run: Scripted, tool: str) -> None:
     async with watching(run, UP_TO_ANYTHING) as assistant:
         assert "no tool" in (await call(assistant, tool))["error"]["message"]
 

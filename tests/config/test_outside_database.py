@@ -1,4 +1,4 @@
-"""The URL of a database outside of the run is handed on with the files that it names."""
+"""The URL of a database outside of the run is passed to other hosts with the files that it names."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate({"name": "demo", **LISTENS, **sections})
 
 
-def test_a_word_takes_the_defaults_and_nothing_means_that_a_person_starts_agents() -> None:
+def test_a_word_takes_the_defaults_and_without_placement_a_person_starts_agents() -> None:
     assert config().placement.kind == "local"
     assert config(placement="local", hosts={"b": {}}).placement.kind == "local"
     ssh = config(placement="ssh", hosts={"b": {}}).placement

@@ -107,7 +107,7 @@ def test_each_form_of_the_loss_has_defaults_of_its_own_that_the_file_overrides()
         ({"overlong": {"begins": 200, "full": 100, "penalty": 1.0}}, "must grow over some tokens"),
     ],
 )
-def test_what_counts_twice_or_means_nothing_is_refused_with_a_sentence(training: dict[str, Any], why: str) -> None:
+def test_contradictory_training_keys_are_refused_with_a_sentence(training: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         config_of(training)
 
@@ -118,7 +118,7 @@ def test_environment_has_the_rules_of_the_run_and_its_own() -> None:
     assert set(rules.of_environments) == {"b", "c"}
     assert rules.of("a") is rules
     assert rules.oldest == 4
-    assert rules.of("b").oldest == 6, "a wider bound is wider under decay, too"
+    assert rules.of("b").oldest == 6, "a wider bound also widens the hard bound"
     assert rules.of("c") == Freshness("wait", 0, 4, 60.0)
     assert rules.of("c").oldest == 0
 

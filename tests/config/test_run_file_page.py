@@ -56,7 +56,7 @@ def test_the_page_of_training_has_every_kind_of_parallelism() -> None:
         assert f"`{kind}`" in TRAINING, kind
 
 
-def test_ranks_that_a_run_cannot_have_are_refused() -> None:
+def test_impossible_ranks_are_refused() -> None:
     run = {
         "name": "spread",
         "model": {"build": "tiny"},

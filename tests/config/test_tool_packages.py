@@ -38,7 +38,7 @@ def _digests(config: RunConfig) -> tuple[str, str]:
     return git.locked, memory.locked
 
 
-def test_other_pins_are_another_configuration(tmp_path: Path) -> None:
+def test_changed_pins_change_the_configuration(tmp_path: Path) -> None:
     file = _locked(tmp_path)
     before, unlocked = _digests(load_config(file).config)
     assert before
@@ -72,7 +72,7 @@ def test_problem_names_what_the_lock_file_does_not_pin(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_packages_without_meaning_are_refused(tmp_path: Path, server: str, why: str) -> None:
+def test_invalid_packages_are_refused(tmp_path: Path, server: str, why: str) -> None:
     (tmp_path / "run.yaml").write_text(f"name: a\ntools: {{git: {server}}}")
     with pytest.raises(ConfigError, match=why):
         load_config(tmp_path / "run.yaml")
