@@ -65,19 +65,19 @@ class RunInProcess:
         self.client = await client.__aenter__()
 
     async def restart_coordinator(self, host_name: str) -> None:
-        """Under another host name, if it has changed meanwhile."""
+        """Restart the coordinator with this host name, which may differ from the one before."""
         assert self._serving is not None
         self._monkeypatch.setenv("AGENTRL_HOST_NAME", host_name)
         await self.close_client()
         self.stop_coordinator()
         await self._serving
-        # As `up` does: an agent that lives is not started again.
+        # Like `up`, this does not start an agent that is alive.
         before = self.agents["here"].pid
         assert start_own_agent(self.state_dir, self._folder / "run", self.uuid).pid == before
         await self.start_coordinator()
 
     async def join(self, host_name: str, key: str = "other") -> subprocess.Popen[bytes]:
-        """A second machine: a state directory of its own, over tcp."""
+        """Start the agent of a second machine, which has a state directory of its own and connects over tcp."""
         file = self._folder / f"{key}.key"
         if not file.exists():
             await self._make_key(key, file)

@@ -19,7 +19,7 @@ AT = 1_000_000.0
 
 @dataclass(frozen=True)
 class Level(Rule):
-    """A rule on one number per subject: wrong above 10, well again below 5."""
+    """A rule on one number per subject: it fires above 10 and clears below 5."""
 
     name: str = "level"
     severity: Severity = Severity.PAGE

@@ -97,7 +97,7 @@ def test_end_of_steps_is_shown_at_once_and_old_shares_are_dropped() -> None:
     plant, standing = Plant(), "no step is taken any more: all 6 steps are done"
     plant.run(120, trainer=0.5, engine=0.6, sampler=0.5, tools={"shop.lookup": 0.3})
     plant.totals.pop("trainer-0")
-    assert plant.detector.is_due(plant.now, standing), "at once, not with the next round"
+    assert plant.detector.is_due(plant.now, standing), "the row changes at once"
     row = plant.detector.compute(plant.now, plant.totals, "", standing)
     assert row is not None
     assert (row.sentence, row.bottleneck, row.tools, row.busy) == (standing, "", (), {})
@@ -145,7 +145,7 @@ def test_slow_tool_is_named_with_its_former_latency_and_the_time_of_the_change()
         r"shop\.lookup p95 0\.8 → 6 s since \d\d:\d\d",
         row.sentence,
     )
-    assert not row.tools[1].changed_at, "the other one is as it was"
+    assert not row.tools[1].changed_at, "the latency of the other tool did not change"
 
 
 def test_samples_before_the_window_do_not_count() -> None:
@@ -190,11 +190,11 @@ def test_only_a_lasting_change_counts() -> None:
         return change_of([(10.0 * place, value) for place, value in enumerate(values)])
 
     assert changed(*[1.0] * 20) is None
-    assert changed(*[1.0] * 10, 9.0, 1.0, 1.0, 1.0) is None, "a peak"
+    assert changed(*[1.0] * 10, 9.0, 1.0, 1.0, 1.0) is None, "a peak is not a lasting change"
     assert changed(*[1.0] * 10, 9.0, 9.0) is None, "not yet"
     assert changed(*[1.0] * 10, 9.0, 9.0, 9.0) == Change(1.0, 9.0, 100.0)
     assert changed(*[9.0] * 10, 1.0, 1.1, 1.0) == Change(9.0, 1.0, 100.0)
-    assert changed(*[1.0, 1.2] * 10) is None, "it only wavers"
+    assert changed(*[1.0, 1.2] * 10) is None, "a change that does not last"
     assert changed(9.0, 9.0) is None
 
 

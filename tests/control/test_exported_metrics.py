@@ -1,4 +1,4 @@
-"""What a scrape of `/metrics` shows, and to whom."""
+"""A scrape of `/metrics`: what it contains, and the token that it needs."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_urgent_row_is_sent_at_once_and_only_once() -> None:
     assert len(decoded(frames)) == 3
 
 
-def test_every_row_is_sent_within_the_refresh_time_however_many_there_are() -> None:
+def test_every_row_is_sent_within_the_refresh_time_for_any_number_of_rows() -> None:
     frames: list[bytes] = []
     feed = Feed("e", frames.append)
     names = [f"host-{number}" for number in range(3000)]
@@ -106,7 +106,7 @@ def test_every_row_is_sent_within_the_refresh_time_however_many_there_are() -> N
             frames.clear()
             for name in names:
                 feed.set(f"host/{name}", host(name, 2))
-        # Some rows change all the time, and take their part of the budget.
+        # Some rows change all the time and use their part of the budget.
         for name in names[:100]:
             feed.set(f"host/{name}", host(name, 10 + step))
         feed.tick(now, 0.0)
@@ -129,7 +129,7 @@ def test_constantly_changing_rows_share_a_budget_and_each_is_sent() -> None:
     assert min(newest.values()) > feed.seq - 300, "they take turns"
     frames.clear()
     feed.set("host/host-7", host("host-7", 1000), urgent=True)
-    assert [key for key, _ in decoded(frames)] == ["host/host-7"], "what is urgent does not wait for its turn"
+    assert [key for key, _ in decoded(frames)] == ["host/host-7"], "an urgent row does not wait for its turn"
 
 
 def test_first_row_is_sent_before_others_within_the_limits() -> None:
@@ -146,10 +146,10 @@ def test_first_row_is_sent_before_others_within_the_limits() -> None:
         if "host/host-199" in dict(new):
             late.append(step)
     assert sum(map(len, frames)) / 60 <= 20_000
-    assert {step // 10 for step in late if step % 10 <= 5} == set(range(60)), "within half a second, each of its news"
+    assert {step // 10 for step in late if step % 10 <= 5} == set(range(60)), "each change is sent within half a second"
     assert len(late) <= 120, "at most two rows a second"
     newest = dict(decoded(frames))
-    assert min(newest.values()) > feed.seq - 400, "the others go on taking turns"
+    assert min(newest.values()) > feed.seq - 400, "the other rows still take turns"
 
 
 def test_beat_comes_every_second_with_the_sequence_number() -> None:

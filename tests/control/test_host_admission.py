@@ -38,4 +38,4 @@ def test_silent_hosts_are_looked_for_only_every_few_seconds(tmp_path: Path) -> N
     assert not happened
     admission.forget_silent(now + LOOK_EVERY_S)
     assert [event.host for event in happened] == ["b"]
-    assert peers.hosts() == [], "the connection of a broken link"
+    assert peers.hosts() == [], "a broken link leaves the connection open"

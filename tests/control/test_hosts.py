@@ -57,7 +57,7 @@ def test_death_of_a_tool_server_is_one_incident() -> None:
         return messages.UnitReport(parts=(part,))
 
     incidents.parts_reported(slot, messages.UnitReport(), report(1))
-    assert not shown, "it may have died before the coordinator was restarted"
+    assert not shown, "a death in the first report may be older than this coordinator"
     incidents.parts_reported(slot, report(1), report(1))
     incidents.parts_reported(slot, report(1), report(2))
     assert [row.what for row in shown] == ["shop of toolbox-0.2 died: it exited with 3"]

@@ -1,4 +1,4 @@
-"""Commands that all toolboxes serve: what a toolbox does not answer is named and delays nothing."""
+"""Commands that all toolboxes serve: a toolbox that does not answer is named and delays nothing."""
 
 from __future__ import annotations
 

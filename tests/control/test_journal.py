@@ -396,8 +396,8 @@ def test_kill_9_loses_no_committed_batch(path: Path, enough: int) -> None:
     assert journal.damage == ""
     there = journal.all("slot").keys()
     assert {f"{number:06}" for number in numbers} <= there
-    assert len(there) <= len(numbers) + 1, "at most the one that was under way"
-    assert journal.get("last", "count") == str(len(there) - 1).encode(), "a batch is whole"
+    assert len(there) <= len(numbers) + 1, "at most the batch that was being committed"
+    assert journal.get("last", "count") == str(len(there) - 1).encode(), "a batch is complete or missing"
     journal.close()
 
 

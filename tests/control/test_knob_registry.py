@@ -118,7 +118,9 @@ def test_undo_reverts_one_change_and_is_a_change(knobs: KnobRegistry) -> None:
     again = knobs.undo("bound", seen_revision=3, who="bob", at=1.0)
     assert knobs.value("bound") == 9
     assert again is not None
-    assert (change.note, again.note) == ("takes back revision 2", "takes back revision 3"), "no note within a note"
+    assert (change.note, again.note) == ("takes back revision 2", "takes back revision 3"), (
+        "the note of an undo is not nested"
+    )
 
 
 def test_scientific_change_needs_a_note_and_begins_a_segment(knobs: KnobRegistry) -> None:
@@ -138,12 +140,12 @@ def test_tuned_value_survives_up_unless_the_file_changed(knobs: KnobRegistry) ->
         knobs.apply_file_value("bound", value, who="up", at=1.0)
         return knobs.value("bound")
 
-    assert up(6) == 6, "the first up: where the knob starts"
+    assert up(6) == 6, "the first `up` sets the initial value"
     assert knobs.row("bound").revision == 0
     assert up(6) == 6
     tune(knobs, "bound", 8)
     assert up(6) == 8
-    assert up(7) == 7, "the file's word is newer than the tuned value"
+    assert up(7) == 7, "the changed value of the file is newer than the tuned one"
     assert knobs.history("bound")[-1].how == "file"
     tune(knobs, "bound", 9)
     assert up(7) == 9
@@ -205,7 +207,7 @@ def test_value_in_force_comes_from_the_owner(knobs: KnobRegistry) -> None:
     assert not knobs.report("bound", 5, "somebody-else")
     assert knobs.row("bound").in_force == 4
     tune(knobs, "rate", 0.5, note="x")
-    assert knobs.row("rate").in_force == 0.5, "the coordinator's own are in force at once"
+    assert knobs.row("rate").in_force == 0.5, "knobs of the coordinator are in force at once"
 
 
 def test_history_is_bounded(knobs: KnobRegistry) -> None:

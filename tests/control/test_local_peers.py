@@ -36,7 +36,7 @@ OTHER = {"AGENTRL_RUN": "another", "AGENTRL_INCARNATION": "tools-0.3"}
 
 
 @contextmanager
-def last_of(script: str, marks: dict[str, str]) -> Iterator[int]:
+def last_process_of(script: str, marks: dict[str, str]) -> Iterator[int]:
     """The process whose pid the script prints, in a tree whose root has the marks."""
     environ = procfs.without_marks(os.environ) | marks
     with subprocess.Popen(
@@ -72,7 +72,7 @@ def test_owner_is_the_unit_whose_environment_an_ancestor_has(
 ) -> None:
     # This process starts the tree, so it must not count as the coordinator.
     monkeypatch.setattr(os, "getpid", lambda: 0)
-    with last_of(script, marks) as pid:
+    with last_process_of(script, marks) as pid:
         eventually(
             lambda: owner_of(pid, RUN) == owner, what="its environment, which is empty for a moment at the start"
         )
@@ -86,12 +86,12 @@ def test_owner_is_the_unit_of_the_cgroup_whatever_the_environment_says() -> None
     assert group.tree is not None
     try:
         script = f"echo $$ > {group.tree}/cgroup.procs; echo $$; exec sleep 1000"
-        with last_of(script, {"AGENTRL_RUN": RUN, "AGENTRL_INCARNATION": "web-0.1"}) as pid:
+        with last_process_of(script, {"AGENTRL_RUN": RUN, "AGENTRL_INCARNATION": "web-0.1"}) as pid:
             assert owner_of(pid, RUN) == "web-1.2"
         # A process of another run gives itself the marks of this one, and leaves its ancestors.
         moved = f"echo $$ > {group.tree}/cgroup.procs; echo $$; exec setsid sleep 1000"
         forged = f"sh -c '{moved}' &"
-        with last_of(forged, {"AGENTRL_RUN": THIRD, "AGENTRL_INCARNATION": "web-0.1"}) as pid:
+        with last_process_of(forged, {"AGENTRL_RUN": THIRD, "AGENTRL_INCARNATION": "web-0.1"}) as pid:
             assert owner_of(pid, THIRD) == OTHER_RUN
     finally:
         group.remove()
@@ -100,7 +100,7 @@ def test_owner_is_the_unit_of_the_cgroup_whatever_the_environment_says() -> None
 
 def test_process_of_another_run_registers_as_no_unit_and_commands_nothing() -> None:
     peers = LocalPeers(RUN, State(RunState()))
-    with last_of("echo $$; exec sleep 1000", OTHER) as pid:
+    with last_process_of("echo $$; exec sleep 1000", OTHER) as pid:
         peer = connection(pid, os.getuid())
         eventually(lambda: owner_of(pid, RUN) == OTHER_RUN, what="its environment")
         hello = cast(UnitHello, SimpleNamespace(unit="web-0", incarnation=1))
@@ -111,14 +111,14 @@ def test_process_of_another_run_registers_as_no_unit_and_commands_nothing() -> N
         assert not peers.may_read(pid, os.getuid())
 
 
-def test_coordinator_inside_a_unit_of_another_run_still_has_people(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as in a terminal of a sidecar: what is around both says nothing about a process."""
+def test_coordinator_inside_a_unit_of_another_run_still_recognises_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator may run in the terminal of a sidecar. Marks that it shares with a process are no evidence."""
     real = procfs.marks
     monkeypatch.setattr(
         procfs, "marks", lambda pid: {procfs.MARK_RUN: b"another"} if pid == os.getppid() else real(pid)
     )
     monkeypatch.setattr(os, "getpid", lambda: 0)
-    with last_of("echo $$; exec sleep 1000", {}) as pid:
+    with last_process_of("echo $$; exec sleep 1000", {}) as pid:
         assert owner_of(pid, RUN) == OTHER_RUN
         child = subprocess.Popen(["sleep", "1000"])
         try:
@@ -130,24 +130,24 @@ def test_coordinator_inside_a_unit_of_another_run_still_has_people(monkeypatch: 
 
 
 def test_programs_that_the_coordinator_starts_act_for_its_operator() -> None:
-    with last_of("echo $$; exec sleep 1000", {}) as pid:
+    with last_process_of("echo $$; exec sleep 1000", {}) as pid:
         assert owner_of(pid, RUN) == NO_UNIT
-    with last_of("echo $$; exec sleep 1000", AGENT) as pid:
-        # Such as an orphan of a host agent that the coordinator started.
+    with last_process_of("echo $$; exec sleep 1000", AGENT) as pid:
+        # An example is an orphan of a host agent that the coordinator started.
         eventually(lambda: owner_of(pid, RUN) == UNNAMED_UNIT)
 
 
-def test_hidden_ancestor_is_not_one_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_ancestor_is_not_taken_for_an_ended_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on hosts that hide the processes of other users."""
     real, me = procfs.read_stat, os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: 0)
     monkeypatch.setattr(procfs, "read_stat", lambda pid: None if pid == me else real(pid))
-    with last_of("echo $$; exec sleep 1000", {}) as pid:
+    with last_process_of("echo $$; exec sleep 1000", {}) as pid:
         assert owner_of(pid, RUN) == NO_UNIT
 
 
 def test_process_that_has_ended_has_no_rights() -> None:
-    with last_of("echo $$; exec sleep 1000", {}) as pid:
+    with last_process_of("echo $$; exec sleep 1000", {}) as pid:
         pass
     assert owner_of(pid, RUN) == ENDED
     assert owner_of(0, RUN) == ENDED
@@ -162,7 +162,7 @@ def connection(pid: int, uid: int) -> Peer:
 
 def test_program_of_an_alert_may_do_what_the_run_file_permits() -> None:
     peers = LocalPeers(RUN, State(RunState()))
-    with last_of("sh -c 'echo $$; exec sleep 1000'; true", AGENT) as pid:
+    with last_process_of("sh -c 'echo $$; exec sleep 1000'; true", AGENT) as pid:
         root = procfs.read_stat(pid)
         assert root is not None
         peers.alert_programs = {root.ppid}
@@ -170,7 +170,7 @@ def test_program_of_an_alert_may_do_what_the_run_file_permits() -> None:
         assert (peers.owner(peer), peers.permission(peer)) == (ALERT_PROGRAM, None)
         peers.alert_permission = Permission.VIEWER
         assert peers.permission(peer) is Permission.VIEWER
-        # What it leaves behind is no person.
+        # A process that the program leaves behind is not taken for a person.
         assert owner_of(pid, RUN) != NO_UNIT
 
 

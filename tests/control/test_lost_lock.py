@@ -1,4 +1,4 @@
-"""A coordinator ends when another one holds the lock of its state directory, or has its run directory."""
+"""A coordinator ends when another one holds the lock of its state directory or has taken its run directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S, aeventually
 
 
 @pytest.mark.parametrize("took", ["the lock", "the run directory"])
-async def test_coordinator_whose_run_another_one_took_ends_and_leaves_it_the_files(
+async def test_coordinator_ends_when_another_takes_its_run_and_leaves_the_files_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: str
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path / "home"))

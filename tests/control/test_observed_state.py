@@ -49,7 +49,7 @@ def test_reason_without_steps_is_given_only_if_a_command_is_needed() -> None:
     paused.add("trainer-0")
     assert reason() == "no step is taken: trainer-0 is paused"
     trainer.state = UnitState.STARTING
-    assert reason() == "", "this changes without a command"
+    assert reason() == "", "a starting trainer needs no command"
     trainer.state = UnitState.FATAL
     assert reason() == "no step is taken: trainer-0 is fatal"
     trainer.state, trainer.done, trainer.bye_reason = (
@@ -192,7 +192,9 @@ def test_run_is_finished_when_its_training_is() -> None:
     assert (row.state, row.reason) == ("finished", "training is complete")
     sampler = observed.state.slots["sampler-0"]
     observed.facts(sampler).report = UnitReport(problems={"scorer strict": "ValueError"})
-    assert observed.run_row(file, status).state == "finished", "no episode follows that could end the problem"
+    assert observed.run_row(file, status).state == "finished", (
+        "in a finished run no later episode could clear the problem"
+    )
 
 
 def test_run_that_makes_no_progress_is_not_shown_as_running() -> None:
@@ -219,7 +221,7 @@ def test_run_is_degraded_until_a_dead_unit_is_ready_again() -> None:
     file, status = RunFile("demo", "u", "/nowhere", 0.0), CoordinatorStatus(0.0, 1)
     slot.state = UnitState.STARTING
     row = observed.run_row(file, status)
-    assert row.state == "starting", "it starts because of a command"
+    assert row.state == "starting", "a start that a command ordered is no problem"
     slot.deaths = [1.0]
     row = observed.run_row(file, status)
     assert (row.state, row.reason) == ("degraded", "web-1 died and is starting again")
@@ -244,14 +246,14 @@ def test_reason_of_the_run_counts_units_that_start_or_have_not_ended() -> None:
     assert observed.run_row(*about).reason == "1 unit has not ended"
 
 
-def test_only_a_unit_that_speaks_can_extend_its_start() -> None:
+def test_only_a_unit_with_the_runtime_can_extend_its_start() -> None:
     observed = observed_of(("web", ()), members=2)
     for unit, speaks in (("web-0", True), ("web-1", False)):
         slot = observed.state.slots[unit]
         slot.state, slot.timer, slot.spec = UnitState.STARTING, 300.0, GroupSpec("web", Role.SIDECAR, (), speaks=speaks)
     shown = [observed.unit_row(slot, paused=False).next_what for slot in observed.state.slots.values()]
     assert shown == ["is given up unless it makes progress", "is given up unless ready"], (
-        "only a unit that speaks can announce a phase"
+        "only a unit with the runtime can announce a phase"
     )
 
 
@@ -275,7 +277,7 @@ def test_repeated_error_of_a_unit_that_is_otherwise_quiet_is_shown_counted_and_e
     first = RepeatedError("XError: no", 20, 1.0, 2.0)
     assert measured(first)
     counted = [measured(RepeatedError("XError: no", 20 + more, 1.0, 2.0 + more)) for more in range(PROGRESS_EVERY)]
-    assert counted.count(True) == 1, "a row for each look would be too much"
+    assert counted.count(True) == 1, "a growing count changes the row once in several measurements"
     assert shown()[0].count > first.count
-    assert measured(), "its end shows at once"
+    assert measured(), "the end of the error changes the row at once"
     assert shown() == ()

@@ -64,7 +64,7 @@ def test_unit_counts_as_ready_only_after_its_host_has_reported() -> None:
     unit.state, unit.tree_gone = UnitState.BACKOFF, True
     operations.unit_changed("web-0")
     operations.review(102.0)
-    assert operation.state is OperationState.RUNNING, "its process was dead"
+    assert operation.state is OperationState.RUNNING, "web-0 is in backoff"
     unit.state, unit.incarnation, unit.tree_gone = UnitState.READY, 2, False
     operations.unit_changed("web-0")
     operations.review(103.0)
@@ -95,7 +95,7 @@ def test_operation_does_not_wait_for_a_host_whose_start_fails() -> None:
     fake.slots["steward"].state, fake.slots["steward"].reason = UnitState.PENDING, "no host can take it (b, c: no key)"
     fake.slots["engine"].state, fake.slots["engine"].incarnation = UnitState.READY, 1
     state.in_vain = {"b"}
-    assert fake.review() is OperationState.RUNNING, "c may still come"
+    assert fake.review() is OperationState.RUNNING, "host c may still start"
     state.in_vain = {"b", "c"}
     fake.operations.hosts_changed()
     fake.operations.review(102.0)

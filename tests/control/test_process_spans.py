@@ -52,7 +52,7 @@ def test_a_stop_lasts_from_the_first_order_until_nothing_of_the_process_is_left(
     for at, order in enumerate(orders):
         seen.ordered(order, "b", OPERATION, float(at))
     seen.reported(messages.Exited("web-0", 1, ExitStatus(code=0)), 3.0)
-    assert exported == [], "children may be left"
+    assert exported == [], "children of the process may be alive"
     seen.reported(messages.GroupEmpty("web-0", 1), 4.0)
     (stopped,) = exported
     assert (stopped.name, stopped.began_ns, stopped.ended_ns) == ("stop web-0", 0, 4 * 10**9)
@@ -61,7 +61,7 @@ def test_a_stop_lasts_from_the_first_order_until_nothing_of_the_process_is_left(
     seen.ordered(do.SendToUnit("web-0", 2, messages.Drain(5.0)), "b", None, 6.0)
     seen.ordered(do.SendToUnit("web-0", 2, messages.CancelDrain()), "b", None, 7.0)
     seen.reported(messages.Exited("web-0", 2, ExitStatus(code=0), group_empty=True), 8.0)
-    assert exported == [stopped], "neither a second report, nor a drain that was taken back"
+    assert exported == [stopped], "a repeated report and a cancelled drain export no span"
 
 
 def test_what_a_lost_host_never_reports_is_forgotten(exported: list[Span]) -> None:

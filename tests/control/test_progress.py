@@ -1,4 +1,4 @@
-"""When a trainer without steps stands still, and when it only takes its time."""
+"""A trainer without steps: when it counts as standing still, and when it is only slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Trainer:
         self.pipeline: Pipeline | None = None
 
     def wait(self, seconds: float, *, works: bool = True) -> list[int]:
-        """Observed once a second; returns for how long it stands still at the end, if it does."""
+        """Observe the trainer once a second. Returns how long it stands still at the end; empty if it does not."""
         for _ in range(round(seconds)):
             self.now += 1
             self.tracker.observe("trainer-0", self.step, self.now, works=works, pipeline=self.pipeline)
@@ -104,7 +104,7 @@ def test_a_pause_and_a_restart_do_not_count() -> None:
     assert trainer.wait(55) == [], "counted from the resumption"
     assert trainer.wait(10) != []
     trainer.steps(5, 5) if trainer.wait(1, works=False) == [] else None
-    assert trainer.wait(70) != [], "the pace is still that of before"
+    assert trainer.wait(70) != [], "a restart keeps the pace"
 
 
 def test_several_steps_between_two_looks_are_counted_one_by_one() -> None:

@@ -1,4 +1,4 @@
-"""A journal of the version before is read, and an entry that cannot be read costs no unit its process."""
+"""A journal of the version before is read, and an unreadable entry ends no process of a unit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ golden: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text())
 
 @pytest.mark.parametrize("name", sorted(STORED))
 def test_stored_bytes_are_the_golden_ones(name: str) -> None:
-    """A changed field needs a default, or a migration. Then: AGENTRL_WRITE_GOLDEN=1 pytest tests/control."""
+    """A changed field needs a default or a migration. Then run: AGENTRL_WRITE_GOLDEN=1 pytest tests/control."""
     assert _now()[name] == golden[name]
 
 
@@ -117,7 +117,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("how", sorted(UNREADABLE))
-def test_unit_of_an_unreadable_slot_goes_on(journal: Journal, how: str) -> None:
+def test_unit_of_an_unreadable_slot_keeps_running(journal: Journal, how: str) -> None:
     values = stored(journal, slot=("web-0", UNREADABLE[how]))
     state = recovery.load_state(values, 100.0)
     assert [(entry.kind, entry.key) for entry in values.unreadable] == [("slot", "web-0")]

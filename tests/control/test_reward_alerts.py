@@ -1,4 +1,4 @@
-"""Alerts about a reward that is exploited, of runs with more environments than one looks at."""
+"""Alerts about an exploited reward in a run with many environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDS = [
 
 
 def reported() -> Any:
-    """What the coordinator knows after a start without enough records, and a look at enough of them."""
+    """The state of the coordinator after two reports: one without records, and one with enough of them."""
     store = MetricStore()
     for records in ([], RECORDS):
         for number in range(ENVIRONMENTS):

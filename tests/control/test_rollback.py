@@ -126,7 +126,7 @@ def test_choice_is_stored_then_knobs_are_set_then_the_trainer_restarts() -> None
     assert operation.goals == {"trainer-0": Goal(Want.UP, 3)}
     assert operation.result == {"checkpoint": "step-000165.a", "version": 165}
     room.operations.review(101.0)
-    assert operation.state is OperationState.RUNNING, "the trainer is not up again"
+    assert operation.state is OperationState.RUNNING, "the trainer is not ready again"
 
 
 def test_next_coordinator_does_not_restart_the_trainer_twice() -> None:

@@ -139,7 +139,7 @@ async def test_request_to_a_dying_or_silent_unit_fails() -> None:
     dying = asyncio.create_task(fake.serving.ask(LISTING, Request("1", "list_tasks"), "ann"))
     await fake.question(0)
     fake.asks.died("steward-0", 2)
-    assert not dying.done(), "another life has nothing to do with it"
+    assert not dying.done(), "the death of another incarnation does not matter"
     fake.asks.died("steward-0", 3)
     with pytest.raises(UnavailableError, match=r"steward-0\.3 died"):
         await dying

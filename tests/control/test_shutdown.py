@@ -17,7 +17,7 @@ from agentrl.supervision.unit_slots import HostState, RunState, State
 
 
 async def down_of(requests: Any, *hosts: HostState) -> Operation:
-    """A finished `down` of a run of which host b, that is not connected, is a part."""
+    """A finished `down` of a run to which host b belongs; b is not connected."""
     state = State(RunState(hosts={"b"}), hosts={host.host: host for host in hosts})
     operations = Operations(state, lambda operation: None)
     down = Operation("op1", "down", b"", "down", "ann", OperationState.RUNNING, 0.0, 1e12, by_itself=True)

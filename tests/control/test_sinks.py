@@ -71,7 +71,7 @@ async def test_failed_command_is_reported() -> None:
     answer = await ExecSink([PYTHON, "-c", code]).deliver(note())
     assert answer.endswith("ended with 3: no pager.")
     assert "cannot be started" in await ExecSink(["/no/such/program"]).deliver(note())
-    assert await ExecSink(["true"]).deliver(note()) == "", "a command need not read its input"
+    assert await ExecSink(["true"]).deliver(note()) == "", "a command may ignore its input"
 
 
 async def test_hanging_command_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ CHANGE = Effect(changes=("bound: 2 -> 1",))
 
 
 def preview(answer: StalenessReport | None = REPORT, **values: KnobValue) -> StalenessPreview:
-    """With these knob values, and a steward that gives this answer or is away. `web` makes `bound` a sidecar's knob."""
+    """A preview with these knob values. The steward gives this answer, or is away if it is None. With `web`, the knob
+    `bound` belongs to a sidecar."""
     known = {"bound": 2, "hard_bound": 0, "strategy": "drop", "groups": 4} | values
     roles = {"trainer": Role.TRAINER, "web": Role.SIDECAR}
 
@@ -85,7 +86,9 @@ async def test_without_a_steward_a_tighter_bound_counts_as_a_loss() -> None:
 
 async def test_other_knobs_keep_their_effect() -> None:
     assert await preview().extend("groups", 1, CHANGE, taken=True) == CHANGE
-    assert await preview(web=1).extend("bound", 1, CHANGE, taken=True) == CHANGE, "a sidecar's knob of the same name"
+    assert await preview(web=1).extend("bound", 1, CHANGE, taken=True) == CHANGE, (
+        "a sidecar's knob of the same name is another knob"
+    )
 
 
 def test_one_record_is_counted_in_the_singular() -> None:

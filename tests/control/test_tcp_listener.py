@@ -72,7 +72,7 @@ async def all_free(listen: str) -> None:
 
 async def test_all_three_ports_are_open_or_none(sockets: Sockets, listen: str) -> None:
     sockets.listener.check(wants(listen))
-    assert not any(map(why_not_free, tcp_triplet(listen))), "a check opens nothing"
+    assert not any(map(why_not_free, tcp_triplet(listen))), "a check opens no port"
     sockets.listener.configure(wants(listen))
     assert all(map(why_not_free, tcp_triplet(listen)))
     sockets.listener.check(wants(listen))
@@ -124,4 +124,4 @@ async def test_port_that_is_taken_after_a_restart_is_tried_again(
     await aeventually(lambda: sockets.listener.address == listen)
     assert sockets.listener.trouble == ""
     assert sockets.changes[-1] == (listen, "")
-    assert len(sockets.changes) == 2, "the trouble is reported once"
+    assert len(sockets.changes) == 2, "the problem is reported once"

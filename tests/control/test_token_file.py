@@ -61,7 +61,7 @@ def test_a_rotation_that_begins_again_ends_with_the_newer_token(dies_after: Step
     for step in [*(each for each in Step if each <= dies_after), *Step]:
         tokens = tokens_after(step, tokens)
     (left,) = tokens
-    # After its last step a rotation may run once more; its token is then replaced, which refuses no call either.
+    # After its last step a rotation may run once more. That replaces its token again, and no call is refused.
     assert generation(left) == (4 if dies_after is Step.DROP else 3)
 
 

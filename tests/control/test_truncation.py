@@ -32,7 +32,7 @@ def test_report_of_a_unit_is_truncated() -> None:
     )
     assert len(encode(report)) < 64_000
     assert report.status.endswith("…")
-    assert "k3" not in report.knobs, "a part of a value is another value"
+    assert "k3" not in report.knobs, "a value is never cut, because its beginning is a different value"
     assert report.knobs["k4"] == 4
     usual = UnitReport(ready=True, status="well", phase="step", waits=(Wait("judge-0", "a grade"),), knobs={"a": "b"})
     assert truncation.report(usual) == usual
