@@ -41,7 +41,7 @@ class Weights:
     reference: torch.nn.Module
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Of the token after `ids`."""
+        """The logits of the token after `ids`."""
         with torch.inference_mode():
             found: torch.Tensor = self.reference(torch.tensor([list(ids)])).logits[0, -1]
         return found.float().clone()

@@ -27,7 +27,7 @@ def run(engine: SlotEngine, *, most: int = 10_000, before_each: Callable[[], Non
             return
         before_each()
         engine.step()
-    raise AssertionError("the engine does not come to an end")
+    raise AssertionError("the engine still computes after many rounds")
 
 
 def ask(engine: SlotEngine, rid: str, ids: list[int], tokens: int = 12, *, seed: int = 0, **how: Any) -> Request:

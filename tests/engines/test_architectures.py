@@ -22,13 +22,13 @@ STATEFUL = {"falcon h1", "lfm 2", "mamba 2", "minimax", "qwen3 next"}
 
 @pytest.fixture
 def device() -> str:
-    """Of the engine."""
+    """The device of the engine."""
     return "cpu"
 
 
 @pytest.fixture
 def close() -> float:
-    """How much log-probs of engine and trainer may differ."""
+    """The largest allowed difference between log-probs of engine and trainer."""
     return CLOSE
 
 
@@ -41,7 +41,8 @@ def served(directory: Path, name: str, device: str = "cpu") -> tuple[SlotEngine,
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_log_probs_of_the_engine_are_those_of_the_trainer(tmp_path: Path, device: str, close: float, name: str) -> None:
-    """Turns that go on and a group with one prompt; more conversations than slots where slots share prompts."""
+    """Conversations of several turns and a group with one prompt. Where slots share prompts, conversations outnumber
+    slots."""
     engine, learner = served(tmp_path, name, device)
     chance, vocabulary = random.Random(3), families.SIZES["vocab_size"]
     histories = {f"t.s{seat}": random_ids(random.Random(seat // 2), 23, vocabulary) for seat in range(4)}
@@ -62,7 +63,7 @@ def test_log_probs_of_the_engine_are_those_of_the_trainer(tmp_path: Path, device
     assert scored == pytest.approx(learner.log_probs([probe])[0], abs=close)
     for request in done:
         assert request.error is None
-        # At another temperature than the trainer's log-probs, so the logits themselves are compared.
+        # Calls sample at another temperature than that of the trainer's log-probs, so compare the logits.
         spread = torch.log_softmax(logits_of(learner, request.ids) / 0.7, dim=-1)
         expected = spread[range(len(spread) - 1), request.ids[1:]][len(request.prompt) - 1 :].tolist()
         assert request.log_probs == pytest.approx(expected, abs=close)

@@ -69,19 +69,21 @@ async def test_engine_leaves_the_device_for_the_trainer_and_comes_back(
         await turn.take()
         assert turn.held
         ended = await call
-        assert (ended.finish, follower.state) == ("abort", "parked"), "samplers continue what it had"
-        assert engine._slots._kept is None, "its cache is released"
+        assert (ended.finish, follower.state) == ("abort", "parked"), (
+            "the call is aborted, and its sampler continues it later"
+        )
+        assert engine._slots._kept is None, "the engine releases its cache"
         await publish(database, second)
         late = asyncio.create_task(engine.generate("late", [4, 5], Sampling(max_new_tokens=3), deadline_s=60))
         done, _ = await asyncio.wait([late], timeout=0.5)
         assert not done
-        assert follower.version == 1, "nothing is loaded within the turn of the trainer"
+        assert follower.version == 1, "the engine loads nothing during the turn of the trainer"
         now = 30.0
         await turn.give()
         assert turn.share == pytest.approx(2 / 3)
         assert len((await late).ids) == 3
         await aeventually(lambda: serves(database, 2))
-        # A trainer that died in its turn renews nothing.
+        # A trainer that died in its turn does not renew it.
         await turn.take()
         await turn._end_renewing()
         await database.update_many("Service", {"kind": "turn"}, {"$set": {"seen_at": LONG_AGO}})
@@ -104,7 +106,9 @@ async def serves(database: Database, version: int) -> bool:
         ("kind: embedded", "parallel: {shard: 2}", "is for a trainer of one process"),
     ],
 )
-def test_what_cannot_take_turns_is_refused(tmp_path: Path, engines: str, training: str, sentence: str) -> None:
+def test_settings_that_cannot_take_turns_are_refused(
+    tmp_path: Path, engines: str, training: str, sentence: str
+) -> None:
     (tmp_path / "run.yaml").write_text(
         "name: r\nmodel: {build: tiny}\nenvironments: {a: {dataset: d.jsonl}}\n"
         f"engines: {{{engines}, takes_turns: true}}\ntraining: {{{training}}}\n"

@@ -22,7 +22,7 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def test_turns_of_a_conversation_reuse_what_is_computed(first: Weights, model: Model) -> None:
+def test_turns_of_a_conversation_reuse_the_cache(first: Weights, model: Model) -> None:
     engine, chance = engine_of(model), random.Random(1)
     ids, computed = random_ids(chance, 40, first.vocabulary), 0
     for turn in range(5):
@@ -126,7 +126,7 @@ def test_an_update_in_flight_splits_versions_and_recomputes_the_cache(
         ids, start = request.ids, len(request.prompt) - 1
         expected = first.log_probs(ids)[start : start + before] + second.log_probs(ids)[start + before :]
         assert max(abs(a - b) for a, b in zip(expected, request.log_probs, strict=True)) <= CLOSE
-    # Nothing that the old weights computed is taken for the next turn.
+    # The next turn uses nothing that the old weights computed.
     again = ask(engine, "r0/c1", requests[0].ids, 4)
     run(engine)
     assert_exact(second, again)

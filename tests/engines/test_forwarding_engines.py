@@ -1,4 +1,4 @@
-"""Engines whose calls a unit passes on: vLLM by its documented API, and an OpenAI-compatible server."""
+"""Engines behind a forwarding unit: vLLM by its documented API, and an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_vllm_server_keeps_the_contract_of_engines(
     assert engine.agreement.tokens > 0
     socket = engine._server._place / "socket"  # type: ignore[union-attr]
     assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
-    # Log-probs are those of the temperature, and a stop is part of the output.
+    # Log-probs have the temperature of the call, and the output contains the stop token.
     made = await client.generate("a/c0", PROMPT, Sampling(max_new_tokens=12, temperature=0.7, seed=3), deadline_s=60)
     expected = first.log_probs([*PROMPT, *made.ids], 0.7)[len(PROMPT) - 1 :]
     assert made.log_probs == pytest.approx(expected, abs=1e-4)
@@ -75,9 +75,9 @@ async def test_a_vllm_server_keeps_the_contract_of_engines(
     with pytest.raises(CallRefusedError):
         await client.generate("a/c3", [99_999], Sampling(), deadline_s=60)
 
-    # A call under way ends with what it has when other weights come, and what follows is of those alone.
+    # An update ends a running call with its output so far, and later calls use only the new weights.
     async def stopped_by_an_update() -> bool:
-        """On a busy machine the call may have all its tokens before."""
+        """Whether an update ended the call. On a busy machine the call may have all its tokens before the update."""
         await client.update(str(first.path), 1)
         parts = client.stream("b/c0", PROMPT, Sampling(max_new_tokens=240, seed=1), deadline_s=60)
         seen = [await anext(parts)]
@@ -91,7 +91,7 @@ async def test_a_vllm_server_keeps_the_contract_of_engines(
     assert (await client.load()).version == 2
     now = await client.generate("b/c1", PROMPT, Sampling(max_new_tokens=5, temperature=0.0), deadline_s=60)
     assert (now.ids, now.versions) == (second.greedy(PROMPT, 5), [(2, 5)])
-    # Weights whose canary differs are refused, and the version before serves.
+    # Weights with a different canary are refused, and the version before them still serves.
     manifest = manifests.read(first.path)
     wrong = Canary(manifest.canary.ids, [[value - 1.0 for value in one] for one in manifest.canary.log_probs])
     with pytest.raises(WeightsRefusedError, match="canary differs"):

@@ -189,7 +189,7 @@ async def test_a_connection_that_the_server_closed_is_replaced() -> None:
         body = json.dumps(ANSWER).encode()
         await request_of(reader)
         served += 1
-        # It does not say that it will close.
+        # The answer does not announce that the server closes the connection.
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         await writer.drain()
 

@@ -123,14 +123,12 @@ async def test_without_network_a_stream_is_the_same(engine: EmbeddedEngine) -> N
     await aeventually(ended)
 
 
-async def test_the_memory_of_the_cache_is_given_up_and_what_comes_meanwhile_waits(
-    client: HttpEngine, first: Weights
-) -> None:
+async def test_the_cache_memory_is_released_and_calls_wait_until_it_is_back(client: HttpEngine, first: Weights) -> None:
     sampling = Sampling(max_new_tokens=8)
     call = asyncio.create_task(client.generate("a", [4, 5, 6], LONG, deadline_s=60))
 
     async def standing() -> bool:
-        """A call that stands in its slot cannot end before the next order comes."""
+        """Pause a running call in place, so that it cannot end before the next order."""
         nonlocal call
         if call.done():
             call = asyncio.create_task(client.generate("a", [4, 5, 6], LONG, deadline_s=60))

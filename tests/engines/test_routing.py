@@ -71,7 +71,7 @@ def test_a_dead_engine_is_excluded_immediately_and_its_conversations_move() -> N
     home = chosen(one, engines, "record")
     one.found_dead(home, NOW + 1)
     assert {chosen(one, engines, "record", NOW + 1) for _ in range(20)} == {"a", "b"} - {home}
-    # Its last report, from before, does not bring it back; a newer one does.
+    # A report from before the death does not bring the engine back; a newer one does.
     one.forget("record")
     alive = [engine(name, seen_at=NOW + 2) for name in "ab"]
     assert home in {chosen(one, alive, now=NOW + 2) for _ in range(50)}
@@ -87,7 +87,7 @@ def test_engines_that_are_silent_or_not_serving_get_no_calls(useless: dict[str, 
     assert chosen(router(), []) == ""
 
 
-def test_a_version_can_be_wanted_and_one_can_be_too_old() -> None:
+def test_routing_can_require_a_version_and_exclude_old_ones() -> None:
     engines = [engine("a", version=3), engine("b", version=5, versions_loaded=(2, 5))]
     assert chosen(router(), engines, version=2) == "b"
     assert chosen(router(), engines, version=3) == "a"

@@ -47,10 +47,10 @@ def test_top_p_keeps_the_likeliest_and_their_proportions() -> None:
         ({"top_k": 1}, 1),
         ({"top_k": 100}, 5),
         ({"top_k": 0}, 5),
-        # The second has 0.37 of the likeliest, the third 0.14.
+        # The second token has 0.37 of the probability of the likeliest one, the third 0.14.
         ({"min_p": 0.3}, 2),
         ({"min_p": 1.0}, 1),
-        # Each limit cuts the whole distribution: the second begins at 0.64.
+        # Each limit cuts the whole distribution, in which the likeliest token has 0.64.
         ({"top_k": 2, "top_p": 0.6}, 1),
         ({"top_k": 4, "min_p": 0.1}, 3),
         ({"temperature": 2.0, "min_p": 0.3}, 3),
@@ -74,7 +74,7 @@ def test_penalties_change_the_logits_of_the_output_alone() -> None:
     scaled = torch.tensor([2.0 / 2.5, 1.0, 0.0, -1.0 * 2.5, -8.0])
     for row, changed in enumerate((LOGITS, counted, scaled)):
         assert abs(found[row] - float(changed.log_softmax(-1)[tokens[row]])) < 1e-6
-    assert LOGITS.tolist() == [2.0, 1.0, 0.0, -1.0, -8.0], "the logits of the caller stay"
+    assert LOGITS.tolist() == [2.0, 1.0, 0.0, -1.0, -8.0], "the logits of the caller are unchanged"
 
 
 def test_neutral_values_leave_the_distribution_and_are_not_stored() -> None:

@@ -34,13 +34,13 @@ FLUSH = "/flush_cache"
 
 
 class Behind:
-    """Remembers the requests that reached it. Like the server, it flushes no cache while it is busy."""
+    """The application behind the guard: remembers its requests. Like the server, it flushes no cache while busy."""
 
     def __init__(self) -> None:
         self.reached: list[str] = []
         self.is_busy = False
         self.fails: dict[str, int] = {}
-        """Statuses of paths; 0: it raises."""
+        """The status that a path answers; 0 raises an error."""
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.bodies: list[bytes] = []
@@ -48,7 +48,7 @@ class Behind:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.reached.append(scope["path"])
         self.bodies.append((await receive())["body"])
-        # Others come between.
+        # Let other requests run.
         await asyncio.sleep(0)
         if scope["path"] == "/generate":
             await self.goes_on.wait()
@@ -65,7 +65,7 @@ def behind() -> Behind:
 
 @pytest.fixture(params=[True])
 async def client(behind: Behind, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[HttpEngine]:
-    """Behind an open guard; the parameter is whether the server can release memory."""
+    """A client of an open guard. The parameter says whether the server can release memory."""
     file = tmp_path / "http.token"
     file.write_text(f"{TOKEN}\n")
     async with listening(Guard(behind, token_file=file, gives_memory=request.param)) as url:
@@ -86,7 +86,7 @@ async def test_a_busy_server_gets_no_release_of_memory(behind: Behind, client: H
 async def test_calls_wait_until_there_is_memory_again(behind: Behind, client: HttpEngine) -> None:
     await client.release_memory()
     call = asyncio.create_task(client.order("/generate"))
-    assert await client.health(), "it lives, and answers everything else"
+    assert await client.health(), "the server answers all other requests"
     await client.restore_memory()
     await call
     assert [path for path in behind.reached if path != "/health"] == [FLUSH, RELEASE, RESTORE, "/generate"]
@@ -102,7 +102,7 @@ async def test_restoring_memory_without_a_release_is_harmless(
     await asyncio.wait_for(client.order("/generate"), PATIENCE_S)
     behind.fails.clear()
     await client.release_memory()
-    assert behind.reached[-1] == RELEASE, "it is tried again, not taken for done"
+    assert behind.reached[-1] == RELEASE, "a release that failed is tried again"
 
 
 async def test_calls_wait_while_memory_is_not_restored(behind: Behind, client: HttpEngine) -> None:
@@ -168,6 +168,6 @@ async def test_calls_are_computed_by_the_adapter_that_changes_between_them_only(
     await client.order(ADAPTER, {"name": "v2"})
     await client.order("/generate", {"rid": "c"})
     assert [json.loads(body).get("lora_path") for body in behind.bodies] == [None, "v1", "v2"]
-    # A call that cannot be read is over when it is answered.
+    # A malformed call ends with its answer and does not delay the next adapter.
     await client._send("POST", "/generate", b"[" * 100_000, PATIENCE_S)
     await client.order(ADAPTER, {"name": "v3"})

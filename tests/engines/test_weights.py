@@ -31,7 +31,7 @@ def copy_of(weights: Weights, to: Path) -> Path:
     return to
 
 
-def test_weights_that_agree_are_loaded_with_their_agreement(first: Weights) -> None:
+def test_weights_with_an_equal_canary_are_loaded(first: Weights) -> None:
     model, agreement = load_verified(first.path, 7, manifests.read(first.path))
     assert model.version == 7
     assert agreement.tokens == 11 + 29
@@ -202,7 +202,7 @@ def test_agreement_measures_the_difference_of_log_probs() -> None:
     assert compare(by_a_trainer_in_half, [[-1.0, -2.004]]).problem() == ""
     assert compare(by_a_trainer_in_half, [[-1.0, -2.1]]).problem()
     assert compare(Canary(), []).problem() == ""
-    # Of many tokens a few follow an image, and those must agree by themselves.
+    # Only a few of many tokens follow an image, and these must agree among themselves too.
     image, right = [1, id_of(5), id_of(5), 2, 3], [0.0, 0.0, -1.0, -2.0]
     shown = Canary([image, [*range(100)]], [right, [-1.0] * 99])
     assert compare(shown, [[0.0, 0.0, -1.0, -2.004], [-1.0] * 99]).mean == pytest.approx(0.002)
@@ -223,14 +223,14 @@ def test_the_version_before_is_refused_where_one_step_changes_less_than_the_limi
     for noise in (1e-6, 1e-3):
         assert compare(canary, [noisy(now, noise, seed=2)]).problem() == ""
         assert "of the version before" in compare(canary, [noisy(before, noise, seed=2)]).problem()
-    # Where the noise hides a step, nothing is said about it.
+    # If the noise hides a step, the comparison reports nothing about the version before.
     assert compare(canary, [noisy(before, 1.5e-2, seed=2)]).towards_before == 0.0
-    # The writer rounds too. What it announces of a smaller step is mostly that, and no version is refused for it.
+    # The trainer rounds too. For a small step the announced difference is mostly rounding, and must refuse no version.
     for seed in range(3, 43):
         rounded, rounded_before = noisy(now, 1e-2, seed), noisy(now, 1e-2, 100 + seed)
         canary_of_rounding = Canary(ids, [rounded], "bfloat16", [rounded_before])
         assert compare(canary_of_rounding, [noisy(now, 5e-3, 200 + seed)]).towards_before == 0.0
-    # Nor by chance, if a large model has few tokens; and there, too, a whole step is seen.
+    # With few tokens, chance must refuse no version either, but a whole step must be seen.
     tokens, refused, seen = 26, 0, 0
     for seed in range(400):
         exact = noisy([-2.0] * tokens, 1.0, seed)
@@ -253,7 +253,7 @@ def test_the_limit_follows_the_noise_of_the_first_publication() -> None:
     measured = Canary(ids, [now], "bfloat16", noise=Noise(5e-4, MEAN_LIMIT_HALF))
     assert compare(measured, [off]).limit == pytest.approx(2e-3)
     assert "limit 0.002" in compare(measured, [off]).problem()
-    # It is that of engines of this precision, never above its limit and never close to nothing.
+    # The limit is bounded: above by the limit of this precision, below by a twentieth of it.
     assert compare(measured, [off], limit=1.0).limit == 1.0
     for mean, limit in ((1.0, MEAN_LIMIT_HALF), (0.0, 0.05 * MEAN_LIMIT_HALF)):
         assert compare(Canary(ids, [now], "bfloat16", noise=Noise(mean, MEAN_LIMIT_HALF)), [off]).limit == limit

@@ -1,4 +1,4 @@
-"""Weights without a manifest, for tests and benchmarks of other things."""
+"""Loads weights without a manifest, for tests and benchmarks that are not about publications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`agentrl check`: each planted fault is found by its name and line, and what holds the contract is clean."""
+"""`agentrl check`: it finds each planted fault with its name and line, and finds nothing in environments that keep the
+contract."""
 
 from __future__ import annotations
 
@@ -113,14 +114,14 @@ FAULTS: dict[str, tuple[str, str]] = {
     "scorer_exits": ("ends-process", "@rl.scorer\ndef s(e):\n    os._exit(4)  # HERE"),
     "scorer_name": ("names", "@rl.scorer(name='a\\nb')  # HERE\ndef s(e):\n    return 1.0"),
 }
-"""By environment: the name of the finding, and the code. HERE marks the line that is to be named."""
+"""For each environment: the name of the finding, and its code. HERE marks the line that the finding must name."""
 
 
 def planted() -> tuple[str, dict[str, int]]:
-    """One file of all of them, and the line of each."""
+    """One file with all faults, and the line of each fault."""
     text, lines = HEAD, {}
     for name, (_, code) in FAULTS.items():
-        # Tools are functions of the file, so each has a name of its own.
+        # Tools are functions of the same file, so each needs a different name.
         code = code.replace("def f(", f"def f_{name}(")
         for number, line in enumerate(code.splitlines()):
             if "# HERE" in line:
@@ -158,14 +159,14 @@ def test_each_planted_fault_is_found(found: tuple[list[dict[str, Any]], dict[str
     faults = {each["name"]: each for each in of_it if each["level"] == "fault"}
     wanted, _ = FAULTS[name]
     assert wanted in faults, of_it
-    assert set(faults) == {wanted}, "one fault is found once"
+    assert set(faults) == {wanted}, "each fault gives one finding"
     if name in lines:
         assert (Path(faults[wanted]["file"]).name, faults[wanted]["line"]) == ("planted.py", lines[name])
     assert faults[wanted]["sentence"].isprintable()
     assert faults[wanted]["hint"]
 
 
-def test_the_example_of_init_holds_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_init_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert app.run(["init", "sums"]) == ExitCode.OK
     code, messages = checked(tmp_path, "sums.py")
@@ -173,14 +174,14 @@ def test_the_example_of_init_holds_the_contract(tmp_path: Path, monkeypatch: pyt
     assert {each["probe"] for each in messages if each["event"] == "probe"} >= {"tools", "side by side"}
 
 
-def test_a_game_of_another_package_holds_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_game_of_another_package_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
     code, messages = checked(tmp_path, "gymnasium:FrozenLake-v1", "--with", "is_slippery=false", "-n", "4")
     assert (code, [each for each in messages if each["event"] == "finding"]) == (ExitCode.OK, [])
 
 
-def test_the_examples_hold_the_contract(tmp_path: Path) -> None:
-    """All four in one program. Nothing answers for the judge of one, which is said and is no fault."""
+def test_the_examples_keep_the_contract(tmp_path: Path) -> None:
+    """All four run in one program. The judge of one has no service: the check reports that, but not as a fault."""
     names = sorted(file.stem for file in EXAMPLES.glob("*.py"))
     assert names == ["debate", "essay", "guess", "quiz"]
     listed = "".join(f"  {name}: {EXAMPLES / name}.py\n" for name in names)

@@ -1,4 +1,4 @@
-"""An environment with a Python of its own: its file runs where its packages are, and never in a process of agentrl."""
+"""An environment with a Python of its own: its file runs in that Python, and never in a process of agentrl."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_agent_scorers_and_tools_run_by_the_python_of_the_environment(
     assert wrong["outcome"] == "loop_failed"
 
 
-def test_a_python_that_is_not_there_is_one_sentence(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_python_is_refused_with_one_sentence(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_file.write_text(RUN.replace("theirs", "nowhere"))
     with pytest.raises(ConfigError, match=r"nowhere/bin/python does not start: No such file"):
         load_config(run_file)
@@ -197,4 +197,4 @@ def test_an_episode_that_its_sampler_ends_is_torn_down_and_a_state_that_is_no_js
         ask(13, "end", "talking")
         process.stdin.close()
         assert process.wait() == 0
-    assert (tmp_path / "talking").exists(), "its sampler was gone before it was torn down"
+    assert (tmp_path / "talking").exists(), "the episode was not torn down after its sampler ended it"

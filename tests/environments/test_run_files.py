@@ -1,4 +1,4 @@
-"""What a Python file declares becomes the configuration of a run, and what is wrong with it is said with its line."""
+"""The declarations of a Python file become the configuration of a run, and mistakes are reported with their line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_two_environments_of_one_file_offer_their_own_tools(tmp_path: Path) -> N
     file.write_text("name: x\nmodel: {build: tiny}\nenvironments: {one: two.py, other: two.py}\n")
     config = load_config(file, environ={}).config
     assert (config.tools["one"].block, config.tools["other"].block) == (("b",), ("a",))
-    assert config.tools["one"].session == "shared", "no tool keeps a state"
+    assert config.tools["one"].session == "shared", "tools without state share a session"
     assert config.rollout.code == (str(tmp_path / "two.py"),)
 
 
@@ -76,21 +76,21 @@ def test_two_environments_of_one_file_offer_their_own_tools(tmp_path: Path) -> N
         ("import agentrl as rl\nrl.Environment('own', dataset='d', turns=3)\n", r"own\.py:2: .*turns"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, code: str, sentence: str) -> None:
+def test_mistakes_are_reported_with_their_line(tmp_path: Path, code: str, sentence: str) -> None:
     (tmp_path / "own.py").write_text(code)
     (tmp_path / "run.yaml").write_text("name: x\nmodel: {build: tiny}\nenvironments: {own: own.py}\n")
     with pytest.raises(ConfigError, match=sentence):
         load_config(tmp_path / "run.yaml", environ={})
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("name: x\nenvironments: {own: own.py}\n")
     with pytest.raises(ConfigError, match=r"run\.yaml:2: there is no file .*own\.py"):
         load_config(tmp_path / "run.yaml", environ={})
 
 
-def test_importing_the_surface_is_light() -> None:
-    """All public names, and none of the packages that a process of tools does not have."""
+def test_importing_the_public_names_is_light() -> None:
+    """Importing all public names loads no package that a process of tools lacks."""
     code = (
         "import sys, agentrl\n"
         "names = [name for name in agentrl.__all__ if name not in ('Client', 'connect')]\n"

@@ -1,4 +1,4 @@
-"""An environment in a sandbox: what its agent and scorers may do, and what a hostile one costs."""
+"""An environment in a sandbox: what its agent and scorers may do, and what a hostile environment can disturb."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def attack(program: FileProgram, kind: str, **row: Any) -> Any:
 
 
 async def test_a_hostile_environment_reaches_nothing_of_the_run(program: FileProgram, project: Path) -> None:
-    """Its file is in the directory of the run file, with the state of the run beside it."""
+    """The file of the environment is beside the run file and the state of the run."""
     with socket.create_server(("127.0.0.1", 0)) as coordinator:
         coordinator.setblocking(False)
         address = coordinator.getsockname()
@@ -156,7 +156,7 @@ async def test_a_hostile_environment_reaches_nothing_of_the_run(program: FilePro
     assert others == [[], "OSError", 3, "OSError", [True, "BlockingIOError"]]
 
 
-async def test_an_environment_with_a_list_of_hosts_reaches_these_only(program: FileProgram) -> None:
+async def test_an_environment_with_a_list_of_hosts_reaches_only_these(program: FileProgram) -> None:
     with (
         http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as listed,
         http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other,
@@ -169,7 +169,7 @@ async def test_an_environment_with_a_list_of_hosts_reaches_these_only(program: F
         assert await attack(open_to_one, "fetches", urls=[f"http://{each}/" for each in addresses]) == [200, 403]
 
 
-async def test_what_ends_its_process_costs_its_own_episodes(
+async def test_an_environment_that_ends_its_process_costs_only_its_own_episodes(
     program: FileProgram, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(player_process, "STANDS_STILL_S", 2.0)
@@ -191,12 +191,12 @@ async def test_what_ends_its_process_costs_its_own_episodes(
     for kind, sentence in ends.items():
         with pytest.raises(PlayerError, match=f"mine.py: {sentence}"):
             await attack(program, kind)
-    assert await attack(program, "scratch") == 3, "the next one starts it again"
+    assert await attack(program, "scratch") == 3, "the next episode starts the process again"
     released.set()
     assert (await other).returned is None
 
 
-def test_without_bubblewrap_it_is_refused_before_its_file_is_read(
+def test_without_bubblewrap_an_environment_is_refused_before_its_file_is_read(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "mine.py").write_text(f"open({str(project / 'ran')!r}, 'w')\n" + FILE)
@@ -207,10 +207,12 @@ def test_without_bubblewrap_it_is_refused_before_its_file_is_read(
     assert not (project / "ran").exists()
 
 
-def test_it_is_refused_where_it_would_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_is_refused_on_a_host_without_its_sandbox(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "mine.py").write_text(f"try: open({str(project / 'ran')!r}, 'w')\nexcept OSError: pass\n" + FILE)
     config = load_config(project / "run.yaml").config
-    assert not (project / "ran").exists(), "what the file declares was asked in its sandbox"
+    assert not (project / "ran").exists(), "the file ran only in its sandbox"
     assert config.rollout.code == ()
     monkeypatch.setattr(bubblewrap, "problem", lambda: "user namespaces are off; allow them")
     with pytest.raises(
@@ -230,7 +232,7 @@ def test_it_is_refused_where_it_would_run(project: Path, monkeypatch: pytest.Mon
         ),
     ],
 )
-def test_what_a_hostile_file_declares_is_refused(project: Path, code: str, sentence: str) -> None:
+def test_declarations_of_a_hostile_file_are_refused(project: Path, code: str, sentence: str) -> None:
     (project / "mine.py").write_text(code)
     with pytest.raises(ConfigError, match=sentence):
         load_config(project / "run.yaml")
@@ -244,7 +246,7 @@ def test_what_a_hostile_file_declares_is_refused(project: Path, code: str, sente
         ("{dataset: mine.jsonl, sandbox: process}", "code in a process of its own"),
     ],
 )
-def test_a_sandbox_that_cannot_be_is_one_sentence(project: Path, environment: str, sentence: str) -> None:
+def test_an_impossible_sandbox_is_refused_with_one_sentence(project: Path, environment: str, sentence: str) -> None:
     (project / "run.yaml").write_text(f"name: mine\nmodel: {{build: tiny}}\nenvironments: {{mine: {environment}}}\n")
     with pytest.raises(ConfigError, match=sentence):
         load_config(project / "run.yaml")
@@ -263,7 +265,7 @@ async def test_the_same_package_with_and_without_a_sandbox_has_two_processes(pro
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_its_tools_never_run_without_a_sandbox_where_it_must_not(project: Path, required: bool) -> None:
+def test_tools_of_an_environment_that_requires_a_sandbox_never_run_without_it(project: Path, required: bool) -> None:
     tool = "@rl.tool\ndef look() -> str:\n    'Look.'\n    return ''\n"
     (project / "mine.py").write_text(
         f"import agentrl as rl\n{tool}\nrl.Environment('mine', dataset='mine.jsonl', tools=[look], sandbox='process')\n"

@@ -1,4 +1,4 @@
-"""A delta gives exactly the file that it was made of, or nothing."""
+"""A delta restores exactly the file that it was made from, or it is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 2 * deltas.BLOCK_BYTES + 12_345
 
 
 def changed(data: bytes, *, share: float) -> bytes:
-    """With that share of its bytes changed, all of them in the second block or later."""
+    """The data with this share of its bytes changed; all changes are in the second block or later."""
     now, chance = bytearray(data), random.Random(1)
     for place in chance.sample(range(deltas.BLOCK_BYTES, len(now)), int(share * len(now))):
         now[place] ^= chance.randrange(1, 256)
@@ -48,7 +48,7 @@ def test_a_delta_is_small_and_gives_the_same_bytes(files: tuple[Path, Path, Path
     assert delta.stat().st_size < 0.04 * SIZE
 
 
-def test_another_base_and_a_damaged_delta_are_found(files: tuple[Path, Path, Path, Content]) -> None:
+def test_a_wrong_base_and_a_damaged_delta_are_detected(files: tuple[Path, Path, Path, Content]) -> None:
     base, now, delta, wanted = files
     whole, sound = base.read_bytes(), delta.read_bytes()
     base.write_bytes(whole[:-1] + b"\0")

@@ -1,4 +1,4 @@
-"""What a host without a shared disk gets of the files that a run file names, and where they are there."""
+"""The files of a run file on a host without a shared disk: which of them it gets, and where they are."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_configuration_there_names_the_files_there(project: Path, tmp_path: 
     own = config.tools["own"]
     assert own.cwd == str(copied)
     assert own.command == ("{python}", "server.py", str(copied / "table.bin"), "--fast")
-    assert Path(own.cwd).is_dir(), "the server starts in it"
+    assert Path(own.cwd).is_dir(), "the server starts in this directory"
     assert config.tools["search"].corpus == (str(copied / "notes"),)
     assert config.tools["files"].workspace == str(copied / "desk")
     pins = project / "run" / "tools" / "pins.json"

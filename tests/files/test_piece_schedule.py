@@ -1,4 +1,4 @@
-"""Which piece is asked of which host: simulated hosts that get one file, in any order and with any deaths."""
+"""Which piece is requested from which host: simulated hosts get one file, in any order and with any deaths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Host:
 
 
 class World:
-    """Each step one piece arrives somewhere. What a host knows of the others is up to `late` steps old."""
+    """In each step one piece arrives at one host. The knowledge of a host about the others is up to `late` steps
+    old."""
 
     def __init__(self, hosts: list[Host], count: int, chance: random.Random, late: int) -> None:
         self.hosts = {host.name: host for host in hosts}
@@ -49,7 +50,8 @@ class World:
         return True
 
     def run(self) -> None:
-        """Until nothing happens any more. What a host knows is late, so it may have nothing to ask for meanwhile."""
+        """Run until nothing happens for longer than `late` steps, because a host with old knowledge may request nothing
+        for a while."""
         quiet = 0
         while quiet <= self._late:
             quiet = 0 if self.step() else quiet + 1
@@ -72,9 +74,9 @@ class World:
                 free = AT_ONCE - list(host.asked.values()).count(other.name)
                 sources[other.name] = Source(have, asked, have == everything, other.origin, free)
         for piece, name in next_requests(host.name, host.have, _bitmap(host.asked), self.count, sources):
-            assert sources[name].have >> piece & 1, "asked a host that does not have it"
-            assert not host.have >> piece & 1, "asked for what is there"
-            assert piece not in host.asked, "asked twice"
+            assert sources[name].have >> piece & 1, "a piece was requested from a host without it"
+            assert not host.have >> piece & 1, "a piece was requested that the host has already"
+            assert piece not in host.asked, "a piece was requested twice"
             host.asked[piece] = name
         assert max(Counter(host.asked.values()).values(), default=0) <= AT_ONCE
 

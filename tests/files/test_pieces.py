@@ -25,7 +25,7 @@ def test_readers_get_the_bytes_of_right_pieces_only(file: Path) -> None:
     content, data, got = content_of(file), file.read_bytes(), bytearray(SIZE)
 
     def keep(at: int, part: memoryview) -> None:
-        assert not any(got[at : at + len(part)]), "each piece once"
+        assert not any(got[at : at + len(part)]), "each piece is written once"
         got[at : at + len(part)] = part
 
     assert read_checked(file, content, keep)
@@ -54,8 +54,8 @@ def test_a_writer_and_a_reader_describe_a_file_alike(file: Path) -> None:
     assert content_of(file).problem() == ""
 
 
-def test_what_an_earlier_release_has_described_is_known(file: Path) -> None:
-    """It hashed all bytes once more, and before that it had no pieces."""
+def test_descriptions_of_earlier_releases_are_understood(file: Path) -> None:
+    """The last release also hashed the whole file, and the one before had no pieces."""
     whole = hashlib.blake2b(file.read_bytes()).hexdigest()
     for listed in (content_of(file).pieces, ()):
         assert is_content(file, Content(SIZE, whole, listed))

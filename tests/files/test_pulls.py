@@ -25,7 +25,7 @@ from tests.waiting import aeventually
 PIECES, PIECE_BYTES = 6, 1 << 16
 SIZE = PIECES * PIECE_BYTES - 1234
 MANY = 40
-"""Pieces of a file of which a few more or less do not matter."""
+"""The number of pieces of a file in tests that count pieces approximately."""
 VERSION = "weights/v000001"
 
 
@@ -122,16 +122,16 @@ def same(hosts: FileHosts, host: str, directory: str = VERSION) -> bool:
     return one.read_bytes() == other.read_bytes()
 
 
-async def test_weights_reach_all_hosts_and_the_one_that_wrote_them_sends_them_about_once(hosts: FileHosts) -> None:
+async def test_weights_reach_all_hosts_and_their_writer_sends_them_about_once(hosts: FileHosts) -> None:
     files = publish(hosts, size=MANY * PIECE_BYTES)
     sent = count_pieces(hosts, "a")
     await asyncio.gather(*(hosts.unit(host).bring(VERSION, files) for host in ("b", "c")))
     assert same(hosts, "b")
     assert same(hosts, "c")
-    # Some requests cross. Without sharing it would send 2 * MANY.
+    # Some requests cross. If the hosts did not share, host a would send 2 * MANY pieces.
     assert sent[files["model.safetensors"].blake2b] <= 1.5 * MANY
 
-    # One that comes later does not need the host that wrote them.
+    # A host that comes later does not need the host that wrote the weights.
     hosts.serving["a"][0].close()
     socket_for_hosts(hosts.entrance("a")).unlink(missing_ok=True)
     hosts.end_connections("a")
@@ -175,10 +175,10 @@ async def test_a_host_with_the_version_before_gets_the_difference_and_others_the
         sent.clear()
         await unit.bring(newer, after, deltas)
         assert same(hosts, host, newer)
-        # What c has not, it may get from b.
+        # Host c may get missing pieces from b.
         assert sent.get(deltas[name].content.blake2b, 0) == (host == "b")
         assert (after[name].blake2b in sent) <= (host == "c")
-    # One that gives another file is not used, and no piece of what it gave.
+    # A delta that gives the wrong file is not used, and no piece of its result is kept.
     third, wrong = "weights/v000003", dict(deltas)
     (hosts.run_dir("a") / third).mkdir()
     (hosts.run_dir("a") / third / name).write_bytes(random.Random(3).randbytes(SIZE))
@@ -201,7 +201,7 @@ async def test_corrupt_pieces_and_a_source_that_dies_are_replaced_by_another_sou
         for number in range(PIECES):
             opened.seek(number * PIECE_BYTES)
             opened.write(b"\0\0\0\0\0\0\0\1")
-    # And a dies within its second piece, and is back later.
+    # Host a dies during its second piece, and comes back later.
     sent = 0
 
     async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -227,8 +227,8 @@ async def test_corrupt_pieces_and_a_source_that_dies_are_replaced_by_another_sou
     await hosts.serve_files("a", dies)
     await hosts.unit("c").bring(VERSION, files)
     assert same(hosts, "c")
-    assert sent >= 2, "it did not die"
-    assert not same(hosts, "b"), "nothing was flipped"
+    assert sent >= 2, "host a did not die"
+    assert not same(hosts, "b"), "no piece of host b was corrupt"
 
 
 async def test_versions_after_the_first_open_no_further_connections(
@@ -239,7 +239,7 @@ async def test_versions_after_the_first_open_no_further_connections(
     for number in range(1, 5):
         version = f"weights/v{number:06d}"
         await unit.bring(version, publish(hosts, directory=version))
-        # The questions for news of that version have their answers.
+        # All long polls for news of that version have been answered.
         await aeventually(lambda: hosts.peers["c"].is_idle, what="every connection to be idle")
         opened.append(sum(len(hosts.connections[host]) for host in ("a", "b")))
     assert opened[0] == opened[-1] > 0
@@ -302,7 +302,7 @@ async def test_full_cache_drops_the_oldest_and_never_what_a_unit_holds(hosts: Fi
     await unit.bring(versions[2], files[versions[2]])
     assert same(hosts, "c", versions[2])
     assert not (hosts.run_dir("c") / versions[0] / "model.safetensors").exists()
-    # A new process knows what is there, and what belongs to it.
+    # A new process finds the cached files, and knows which of them it may remove.
     again = Cache(hosts.run_dir("c"), "c", int(1.5 * PIECE_BYTES))
     again.begin(files[versions[3]]["model.safetensors"])
     assert not list((hosts.run_dir("c") / "weights").glob("*/model.safetensors"))

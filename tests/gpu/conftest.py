@@ -1,4 +1,5 @@
-"""What needs a GPU: `make test-gpu`, never part of `make test`. A machine without one fails here, and skips nothing."""
+"""Tests that need a GPU: `make test-gpu`, never part of `make test`. On a machine without a GPU they fail instead of
+being skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices of a real host: they are listed, one is given to a unit, and who computes on it is known."""
+"""The devices of a real host: they are listed, one is given to a unit, and the processes on it are known."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def test_process_of_a_unit_is_shown_on_its_device(tmp_path: Path) -> None:
     bench = Bench(home(tmp_path))
 
     def others(processes: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-        """Not the process of the tests, in which others have computed. In a container the driver may hide processes, or
-        name them by pids of the host."""
+        """All processes except that of the tests, in which earlier tests have computed. In a container the driver may
+        hide processes, or show their pids on the host."""
         return [one for one in processes if one.pid != os.getpid()]
 
     async with bench.tidy_agent() as agent:

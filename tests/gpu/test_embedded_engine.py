@@ -23,12 +23,12 @@ def device() -> str:
 
 @pytest.fixture
 def close() -> float:
-    """Other kernels add in another order."""
+    """GPU kernels add in another order than processors."""
     return 1e-3
 
 
-def test_greedy_tokens_are_those_of_processors(tmp_path: Path) -> None:
-    """Of long and short prompts in few slots, with penalties and cuts of the distribution in some of them."""
+def test_greedy_tokens_equal_those_of_processors(tmp_path: Path) -> None:
+    """Long and short prompts share few slots. Some calls have penalties and limits of the distribution."""
     kind, changes, _ = FAMILIES["qwen3"]
     families.write(tmp_path, kind, changes)
     found: list[list[Request]] = []

@@ -36,7 +36,7 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _precision_is_free() -> None:
-    """Each process has one precision, but each test its own."""
+    """Reset the precision: a process can set it only once, but each test sets its own."""
     AcceleratorState._reset_state()
 
 
@@ -107,9 +107,9 @@ def test_adapters_learn_on_a_gpu_and_are_published_merged(tiny: Path) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_weights_in_the_memory_of_the_host_train_the_same(tiny: Path, compiled: bool) -> None:
-    """FSDP2 with offloading, in a group of one."""
+    """This is FSDP2 with offloading, in a group of one rank."""
     batch = batch_of(group(random.Random(3), 4, name="a") + group(random.Random(4), 3, name="b", make=fork))
-    # Adam would make large differences of gradients that are nothing but rounding.
+    # With a small eps, Adam would amplify differences between gradients that are only rounding.
     settings = LearnerSettings(learning_rate=1e-3, adamw=AdamW(eps=1e-4))
     plain = Learner(tiny, settings)
     learner = Learner(tiny, replace(settings, compiled=compiled, keeping=Keeping(on_host=True)))

@@ -42,8 +42,8 @@ class Subject:
         return self.kind == "sglang"
 
     async def put(self, weights: Weights) -> None:
-        """Update it while no call is under way. What this test or the one before it has read to its end may be in the
-        cache of an SGLang server a moment longer, which then takes the weights and says that it did not."""
+        """Update the weights while no call is running. A finished call may stay in the cache of an SGLang server for a
+        moment. A server with such a call takes the weights but reports a failure, so flush its cache first."""
         if self.kind == "sglang":
             await self.client.flush()
         await self.client.update(str(weights.path), weights.version)
@@ -72,7 +72,7 @@ async def server(
     sglang_python: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[SglangEngine]:
-    """One for all tests, because it starts slowly."""
+    """One SGLang server for all tests, because it starts slowly."""
     token_file = tmp_path_factory.mktemp("sglang") / "token"
     token_file.write_text(TOKEN)
     engine = SglangEngine(
@@ -109,7 +109,7 @@ async def embedded_url(first: Weights) -> AsyncIterator[str]:
 
 @pytest.fixture(params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
 def address(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Kind and URL; a server starts with the first test that needs it."""
+    """Kind and URL of an engine. Its server starts with the first test that needs it."""
     return request.param, request.getfixturevalue(f"{request.param}_url")
 
 
@@ -134,8 +134,8 @@ async def client(server: SglangEngine) -> AsyncIterator[HttpEngine]:
 
 
 async def begun(client: HttpEngine, rid: str, ids: Sequence[int], sampling: Sampling) -> asyncio.Task[Generated]:
-    """A call whose first tokens were seen. It is streamed: what is seen by asking for the load again and again, a busy
-    machine may miss."""
+    """Start a call and wait for its first tokens. The call is streamed, because on a busy machine a poll of the load
+    may miss a short call."""
     first = asyncio.Event()
 
     async def whole() -> Generated:

@@ -17,5 +17,5 @@ UP_WITHIN_S = 600.0
 
 def python() -> str:
     """The Python of SGLang's environment. It must exist: a skipped comparison proves nothing."""
-    assert PYTHON.exists(), f"{PYTHON} is not there: make sglang-cpu"
+    assert PYTHON.exists(), f"{PYTHON} does not exist: run `make sglang-cpu`"
     return str(PYTHON)

@@ -25,7 +25,7 @@ from tests.engines.conftest import Weights
 from tests.engines.contract import servers
 from tests.engines.contract.fixtures import TOKEN, begun
 
-# It starts a server of its own, which keeps a core busy while it waits.
+# This test starts a server of its own, which keeps a core busy while it waits.
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(900),
@@ -37,7 +37,7 @@ LONG = Sampling(max_new_tokens=240)
 
 
 def versions(run_dir: Path, model: Path) -> list[tuple[Manifest, Learner]]:
-    """Three of them: the last one is far from the others."""
+    """Three versions of adapters; the last one differs strongly from the others."""
     base, found = published_base.publish_base(run_dir, model), []
     for number in (1, 2, 3):
         learner = Learner(model, LearnerSettings(adapters=Adapters(rank=4, alpha=8.0)))
@@ -80,7 +80,7 @@ async def test_a_server_takes_versions_of_adapters_and_computes_each_call_by_one
         call = await begun(client, "long", PROMPT, LONG)
         await server.update(str(tmp_path / path_of(2)), 2, two)
         made = await asyncio.wait_for(call, 60)
-        assert made.versions == [(1, len(made.ids))], "what it has is of the version that it began with"
+        assert made.versions == [(1, len(made.ids))], "all tokens of a call are of the version that it began with"
         expected = by_one.log_probs([[*PROMPT, *made.ids]])[0][len(PROMPT) - 1 :]
         assert made.log_probs == pytest.approx(expected, abs=tolerance)
         await exact(by_two, 2)

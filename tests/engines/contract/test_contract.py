@@ -31,7 +31,7 @@ EPISODE = "task#r1.s0.a1"
 
 
 def end_of(weights: Weights) -> int:
-    """SGLang always stops at this token, so every call names it, as samplers do."""
+    """The end-of-sequence token. SGLang always stops at it, so every call names it, as samplers do."""
     end: int = weights.reference.config.eos_token_id
     return end
 
@@ -53,8 +53,8 @@ NAMES = itertools.count()
 
 
 async def endless(subject: Subject, weights: Weights) -> asyncio.Task[Generated]:
-    """A call that is under way for a while: the likeliest tokens of these weights do not come to an end by themselves,
-    as chance might. It has a name of its own, for SGLang aborts a name once more, two seconds after its stream."""
+    """Start a call that runs for a while. It is greedy: the likeliest tokens of these weights never end the call, but
+    sampled ones might. Its name is new, because SGLang aborts a name once more, two seconds after its stream."""
     return await begun(subject.client, f"long{next(NAMES)}", PROMPT, sampling(weights, LONG, temperature=0.0))
 
 
@@ -65,7 +65,7 @@ async def test_greedy_tokens_and_their_log_probs_are_those_of_the_model(
     assert made.ids == first.greedy(PROMPT, 12)[: len(made.ids)]
     assert made.ids[-1] == end_of(first) or len(made.ids) == 12
     assert made.versions == [(1, len(made.ids))]
-    # What greedy calls tell is at temperature 1.
+    # Greedy calls return log-probs at temperature 1.
     assert_exact(first, PROMPT, made, tolerance)
 
 
@@ -99,11 +99,11 @@ async def test_penalties_count_the_output_of_the_call(
         assert made.ids[place] == int(spread.argmax())
         expected.append(float(spread[made.ids[place]]))
     assert distance(expected, made.log_probs) <= tolerance
-    assert made.ids != first.greedy(PROMPT, 16)[: len(made.ids)], "the penalties changed something"
+    assert made.ids != first.greedy(PROMPT, 16)[: len(made.ids)], "the penalties changed no token"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
-async def test_log_probs_are_tempered_as_the_sampling_was(
+async def test_log_probs_have_the_temperature_of_the_sampling(
     subject: Subject, first: Weights, temperature: float, tolerance: float
 ) -> None:
     calls = [
@@ -194,7 +194,7 @@ async def test_a_call_is_aborted_at_its_deadline_and_returns_its_output(subject:
     async def late() -> Generated:
         long = sampling(first, LONG, temperature=0.0)
         made = await subject.client.generate(f"late/c{next(NAMES)}", PROMPT, long, deadline_s=0.05)
-        assert made.finish not in ("stop", "length"), "it ended before anybody looked at the deadline"
+        assert made.finish not in ("stop", "length"), "it ended before the engine checked its deadline"
         return made
 
     made = await aeventually(late)
@@ -238,12 +238,12 @@ async def test_a_paused_call_continues_with_new_weights(
     new = second.log_probs([*PROMPT, *made.ids])[len(PROMPT) - 1 :]
     assert distance(old[:before], made.log_probs[:before]) <= tolerance
     if mode == "retract" or not subject.keeps_cache:
-        # Computed again, as if the new weights had read all of it.
+        # The cache was computed again, so the new weights have read the whole sequence.
         assert distance(new[before:], made.log_probs[before:]) <= tolerance
     assert (await subject.client.load()).version == 2
 
 
-async def test_pausing_by_abort_ends_what_is_under_way(subject: Subject, first: Weights) -> None:
+async def test_pausing_by_abort_ends_the_running_calls(subject: Subject, first: Weights) -> None:
     async def paused() -> Generated:
         await subject.client.resume()
         call = await endless(subject, first)
@@ -311,12 +311,12 @@ async def test_memory_is_released_only_without_calls_and_later_calls_wait(
             await subject.client.release_memory()
     else:
         await aeventually(lambda: refused_under_way(subject, first))
-        await aeventually(lambda: gives_up(subject.client))
+        await aeventually(lambda: releases_memory(subject.client))
     late = asyncio.create_task(subject.client.generate("late", PROMPT, sampling(first, 8), deadline_s=60))
     if subject.gives_memory:
         done, _ = await asyncio.wait([late], timeout=0.2)
-        assert not done, "there is no cache to compute in"
-    # Twice is once; an engine that gave nothing up takes nothing.
+        assert not done, "no call is computed without a cache"
+    # A second order changes nothing, and neither does an order to an engine that released no memory.
     await subject.client.restore_memory()
     await subject.client.restore_memory()
     assert_exact(first, PROMPT, await late, tolerance)
@@ -327,15 +327,15 @@ async def refused_under_way(subject: Subject, weights: Weights) -> bool:
     await subject.client.restore_memory()
     call = await endless(subject, weights)
     await subject.client.pause("in_place")
-    refused = not await gives_up(subject.client)
+    refused = not await releases_memory(subject.client)
     await subject.client.resume()
     await subject.client.abort("")
     await call
     return refused
 
 
-async def gives_up(client: HttpEngine) -> bool:
-    """An aborted call may be under way for another moment."""
+async def releases_memory(client: HttpEngine) -> bool:
+    """Release the memory. Returns False if the engine is busy: an aborted call may run for another moment."""
     with contextlib.suppress(EngineBusyError):
         await client.release_memory()
         return True

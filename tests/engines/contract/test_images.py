@@ -33,12 +33,13 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900
 GREEDY = Sampling(max_new_tokens=6, temperature=0.0)
 TOWER = "visual"
 PATCH = 14
-"""SGLang takes no other for Qwen2.5-VL."""
+"""SGLang accepts no other patch size for Qwen2.5-VL."""
 
 
 @dataclass
 class Versions:
-    """Published weights of one model: the second differs everywhere, the third from it in the vision tower alone."""
+    """Published weights of one model: the second differs from the first everywhere, the third from the second only in
+    the vision tower."""
 
     directory: Path
     manifests: list[Manifest]
@@ -99,7 +100,7 @@ async def test_a_server_computes_images_as_the_plain_model_and_takes_new_weights
         assert server.agreement.largest < tolerance
         await server.update(str(versions.path(2)), 2, two)
         await answers_are_exact(client, Seen(versions.path(2)), chance, tolerance)
-        # Only what images show differs between these two.
+        # These two versions differ only in the vision tower.
         wrong = msgspec.structs.replace(three, canary=two.canary)
         with pytest.raises(WeightsRefusedError, match="the canary differs"):
             await server.update(str(versions.path(3)), 3, wrong)
@@ -111,7 +112,7 @@ async def test_a_server_computes_images_as_the_plain_model_and_takes_new_weights
 
 
 async def answers_are_exact(client: HttpEngine, seen: Seen, chance: random.Random, limit: float) -> None:
-    """Of a conversation with images in two turns, in which the model also says the placeholder itself."""
+    """Check a conversation of two turns with images. Its second prompt also contains the placeholder as text."""
     begin, question = random_ids(chance, 30, seen.words), random_ids(chance, 5, seen.words)
     ids = [*begin, *seen.image(5), *question, *seen.image(9), *question]
     for turn in range(2):
@@ -123,7 +124,7 @@ async def answers_are_exact(client: HttpEngine, seen: Seen, chance: random.Rando
         ids = [*whole, seen.how.placeholder, *question, *seen.image(6), *question]
     found = await client.score(whole, deadline_s=60, images=seen.pngs)
     assert found == pytest.approx(seen.log_probs(whole), abs=limit)
-    # An image of the same size, and a prompt that is the same but for it.
+    # The same prompt with another image of the same size shares no cache from the image on.
     other = [*begin, *seen.image(6), *question, *seen.image(9), *question]
     made = await client.generate("other", other, GREEDY, deadline_s=60, images=seen.pngs)
     assert made.log_probs == pytest.approx(seen.log_probs([*other, *made.ids])[len(other) - 1 :], abs=limit)

@@ -37,7 +37,7 @@ TRIES = 5
 
 
 async def serves(server: SglangEngine, client: HttpEngine, weights: Weights, version: int) -> None:
-    """Calls are accepted and answered by these weights under this version."""
+    """Check that the server answers calls with these weights and this version."""
     made = await client.generate("asked", PROMPT, GREEDY, deadline_s=60)
     assert made.ids == weights.greedy(PROMPT, 5)[: len(made.ids)]
     assert {found for found, _ in made.versions} == {version}
@@ -80,7 +80,7 @@ async def test_weights_with_another_canary_are_replaced_by_the_version_before(
     await serves(server, client, second, 2)
 
 
-async def test_a_cache_of_the_weights_before_and_those_weights_themselves_are_refused(
+async def test_a_stale_cache_and_unchanged_weights_are_refused(
     server: SglangEngine, client: HttpEngine, first: Weights, second: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.update(str(first.path), 1)
@@ -104,7 +104,7 @@ async def test_a_cache_of_the_weights_before_and_those_weights_themselves_are_re
     await serves(server, client, first, 1)
 
     async def nothing(running: SglangServer, wanted: Held, *, flush: bool) -> None:
-        """The server says that it has the new weights."""
+        """Load nothing, like a server that reports new weights which it does not have."""
 
     true = second.manifest()
     old = [first.log_probs(ids) for ids in true.canary.ids]
@@ -119,7 +119,7 @@ async def test_a_cache_of_the_weights_before_and_those_weights_themselves_are_re
 async def updated_during_a_call(
     server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
 ) -> tuple[Generated, list[Generated], int]:
-    """The call, others that were asked meanwhile, and how many of those were refused."""
+    """Returns the call, the calls that began during the update, and how many calls the server refused meanwhile."""
     await server.update(str(first.path), 1)
     call = await begun(client, "long", PROMPT, LONG)
     update = asyncio.create_task(server.update(str(second.path), 2))
@@ -159,7 +159,7 @@ async def test_calls_go_on_after_a_load_with_the_version_of_each_token_and_none_
     assert [version for version, _ in made.versions] == ([1] if calls == "abort" else [1, 2])
     before = made.versions[0][1]
     if calls == "retract":
-        # What was computed with the weights before is not used any more.
+        # The cache of the weights before is not used any more.
         ids = [*PROMPT, *made.ids]
         expected = [first.log_probs(ids, 2.0), second.log_probs(ids, 2.0)]
         kept = [*expected[0][3 : 3 + before], *expected[1][3 + before :]]
@@ -173,10 +173,10 @@ async def test_calls_go_on_after_a_load_with_the_version_of_each_token_and_none_
 
 async def test_the_cache_is_flushed_as_soon_as_no_call_is_in_it(server: SglangEngine, client: HttpEngine) -> None:
     async def held() -> asyncio.Task[Generated] | None:
-        """A call that the engine paused in place. On a busy machine a call may have all its tokens before the pause."""
+        """A call that is paused in place; None if it had all its tokens before the pause, as on a busy machine."""
         call = await begun(client, "long", PROMPT, LONG)
         await server.pause("in_place")
-        # Not by its load: the server reports that every few steps, and a paused one makes none.
+        # The load does not show the call: the server updates it every few steps, and a paused server makes no steps.
         try:
             await client.flush(0)
         except EngineBusyError as busy:
@@ -224,7 +224,7 @@ async def test_no_token_of_refused_weights_leaves_the_server(
         if isinstance(answer, EngineError):
             assert "refused" in answer.message
         else:
-            # It had its last token before the update.
+            # This call had its last token before the update.
             assert isinstance(answer, Generated)
             assert {version for version, _ in answer.versions} == {1}
     await serves(server, client, first, 1)
@@ -242,7 +242,7 @@ async def test_the_token_is_in_no_command_line(server: SglangEngine) -> None:
         assert TOKEN not in process.environ().values()
 
 
-async def test_a_server_that_was_killed_is_noticed_and_nothing_of_it_is_left(server: SglangEngine) -> None:
+async def test_the_death_of_a_server_is_noticed_and_no_process_is_left(server: SglangEngine) -> None:
     """The last test: it leaves no server."""
     assert server.pid is not None
     leader = psutil.Process(server.pid)

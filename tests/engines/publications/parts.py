@@ -1,4 +1,4 @@
-"""What the tests of publications share: documents of versions, and followers of them."""
+"""Helpers of the tests of publications: documents of versions, and followers of publications."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await follower.look()
     await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (2,)
-    # It may be requested before there are tasks, and after the engine has a newer version.
+    # An evaluation may be requested before its tasks exist, and when the engine already has a newer version.
     await database["Publication"].update_one({"_id": 1}, {"$set": {"evaluation": "wanted"}})
     await follower.look()
     await follower.look_for_pins()
@@ -64,7 +64,7 @@ async def test_an_engine_for_evaluations_serves_their_version_and_changes_no_pub
         assert (service["state"], service["version"], service["versions_loaded"]) == ("serving", None, [version])
         await database["Publication"].update_one({"_id": version}, {"$set": {"evaluation": "done"}})
     assert [(await document(database, version))["status"] for version in (1, 2)] == ["retained", "announced"]
-    # It counts for no other engine's permit, and needs none.
+    # An engine for evaluations needs no permit, and does not count when other engines ask for one.
     for number in (1, 2, 3):
         await store.report(service_of(number, state="serving"))
     assert await store.permit(2, "engine-1.1")

@@ -53,7 +53,7 @@ async def test_the_newest_publication_is_loaded_and_older_ones_are_skipped(
     await engine.close()
 
 
-async def test_files_on_their_way_are_left_for_those_of_a_newer_version_but_not_twice_in_a_row(
+async def test_a_pull_is_abandoned_for_a_newer_version_but_not_twice_in_a_row(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(publication_follower, "LOOK_FOR_NEWER_S", 0.01)
@@ -73,7 +73,7 @@ async def test_files_on_their_way_are_left_for_those_of_a_newer_version_but_not_
     await aeventually(lambda: _begun(begun, 1))
     await publish(database, second)
     done, _ = await asyncio.wait([looks], timeout=0.2)
-    assert not done, "more than half has come"
+    assert not done, "a pull that is more than half done goes on"
     share = 0.4
     await looks
     assert news == ["version 1 is not got any further: 2 is there"]
@@ -81,7 +81,9 @@ async def test_files_on_their_way_are_left_for_those_of_a_newer_version_but_not_
     await aeventually(lambda: _begun(begun, 1, 2))
     await publish(database, first, version=3)
     done, _ = await asyncio.wait([looks], timeout=0.2)
-    assert not done, "otherwise an engine whose files come slowly would never get a version"
+    assert not done, (
+        "a second pull in a row is not abandoned, or an engine with slow transfers would never get a version"
+    )
     come.set()
     await looks
     assert follower.version == 2
@@ -92,7 +94,7 @@ async def _begun(begun: list[int], *versions: int) -> bool:
     return begun == list(versions)
 
 
-async def test_weights_that_do_not_agree_are_refused_once_with_the_reason(
+async def test_weights_with_a_different_canary_are_refused_once_with_the_reason(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     engine, news = EmbeddedEngine(slots=4, context=64), list[str]()
@@ -129,7 +131,7 @@ async def test_weights_that_do_not_agree_are_refused_once_with_the_reason(
     await engine.close()
 
 
-async def test_version_whose_files_do_not_come_is_tried_again_and_one_with_a_damaged_list_is_refused(
+async def test_version_without_files_is_tried_again_and_a_damaged_list_is_refused(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     engine, news = EmbeddedEngine(slots=4, context=64), list[str]()
@@ -193,7 +195,7 @@ async def test_the_canary_result_is_stored_for_every_engine_and_version(
     assert passed[0] is not None
     assert passed[1] is not None
     assert began < passed[0].at < passed[1].at < datetime.now(UTC)
-    # Told again, after an answer that was lost, it is there once.
+    # A repeated report, as after a lost answer, is stored once.
     await store.served(1, "engine-1.1", second_reported, at=passed[1].at)
     assert len((await document(database, 1))["canary"]) == 2
     page = await lists.page(store._database, "Publication", filter="canary_largest > 0.0004")

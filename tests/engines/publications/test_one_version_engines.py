@@ -112,7 +112,7 @@ async def test_an_engine_whose_load_does_not_end_dies(
 
 
 class Away:
-    """A store that fails until the test allows it; an engine that only counts."""
+    """A store that fails while `away` is set, and at the same time an engine that loads nothing."""
 
     agreement: Agreement | None = None
 

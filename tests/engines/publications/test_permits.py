@@ -41,8 +41,9 @@ async def test_permits_count_for_all_versions_until_they_expire(
     (held,) = (await document(database, 1))["permits"]
     assert held["until"] - datetime.now(UTC) > timedelta(seconds=500)
     await publish(database, second)
-    assert not await store.permit(2, "engine-1.1"), "none would be left to route to"
-    # What has not served yet was not routed to; what is silent is dead.
+    assert not await store.permit(2, "engine-1.1"), "no engine would be left for routing"
+    # A permit blocks no other engine while its holder has never served, because it gets no calls, or is silent, thus
+    # dead.
     await database["Service"].update_one({"_id": "engine-0.1"}, {"$set": {"state": "starting"}})
     assert await store.permit(2, "engine-1.1")
     await store.served(2, "engine-1.1", None, at=datetime.now(UTC))

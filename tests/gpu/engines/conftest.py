@@ -13,7 +13,7 @@ from tests.engines.contract.fixtures import address, embedded_url, server, sglan
 
 @pytest.fixture(scope="session")
 def sglang_python() -> str:
-    """That of an environment with SGLang for GPUs, as its own documentation installs it."""
+    """The Python of an environment with SGLang for GPUs, installed as its documentation describes."""
     found = os.environ.get("SGLANG_PYTHON", "")
     assert found, "SGLANG_PYTHON must name the Python of an environment that SGLang is installed in"
     return found
@@ -21,12 +21,12 @@ def sglang_python() -> str:
 
 @pytest.fixture(scope="session")
 def sglang_arguments() -> Sequence[str]:
-    """Its own kernels, in float32, which not all of them have."""
+    """SGLang's own kernels, in float32; not all kernels support that."""
     kernels = ("--dtype", "float32", "--attention-backend", "triton")
     return (*kernels, "--mem-fraction-static", "0.3", "--enable-memory-saver")
 
 
 @pytest.fixture(scope="session")
 def tolerance() -> float:
-    """Other kernels add in another order."""
+    """GPU kernels add in another order than the reference."""
     return 1e-3

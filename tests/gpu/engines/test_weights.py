@@ -1,4 +1,4 @@
-"""Weights get into an SGLang server on a GPU by each way, and by no other."""
+"""An SGLang server on a GPU gets weights in each of the ways, and does not fall back to another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900
 
 
 @pytest.mark.parametrize("way", ["files", "group", "ipc"])
-async def test_weights_come_by_the_way_that_was_asked_for(
+async def test_weights_are_loaded_in_the_requested_way(
     server: SglangEngine,
     client: HttpEngine,  # noqa: F811
     first: Weights,
