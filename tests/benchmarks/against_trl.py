@@ -1,8 +1,8 @@
 """Measures trajectories a second of the demo's run next to those of TRL, from the same weights, tasks and tools.
 
-Both have two cores. TRL calls the tools as functions within its process; the run calls an MCP server, here without the
-demo's delays and failures, stores every token and supervises its processes. TRL trains on a batch before it samples the
-next; trajectories are all that ended, also those whose group teaches nothing.
+Both have two cores. TRL calls the tools as functions within its process. The run calls an MCP server, here without the
+demo's delays and failures, stores every token and supervises its processes. TRL trains on one batch before it samples
+the next. All trajectories that ended count, including those whose group has no signal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.benchmarks.overhead import up, written
 from tests.benchmarks.report import Outcome
 
 FIRST, LAST = 3, 30
-"""From the end of one step to the end of the other."""
+"""Measured from the end of step FIRST to the end of step LAST."""
 LEAST = 1.3
 WITHIN_S = 900.0
 LOOK_EVERY_S = 0.5
@@ -36,9 +36,9 @@ THREADS = 2
 
 class Rate(NamedTuple):
     trajectories: float
-    """A second."""
+    """Trajectories per second."""
     calls: float
-    """Of tools, for a trajectory."""
+    """Tool calls per trajectory."""
 
 
 def measure() -> Outcome:
@@ -89,7 +89,7 @@ def _run(folder: Path, model: Path) -> Rate:
 
 
 def _at_step(store: RunStore, step: int) -> tuple[float, int, int]:
-    """Time, attempts that ended, and calls when this step is committed."""
+    """Wait until this step is committed. Returns the time, the number of ended attempts, and the number of calls."""
     deadline = time.monotonic() + WITHIN_S
     while store.trained()[0] < step:
         if time.monotonic() > deadline:

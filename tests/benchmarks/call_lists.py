@@ -49,7 +49,7 @@ RECORD_QUESTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("score<0.05", "-duration_s", {"score": {"$lt": 0.05}}),
 )
-"""Filter, order, and the filter that somebody would write by hand."""
+"""Filter, order, and the equivalent filter of MongoDB, written by hand."""
 
 
 def measure() -> Outcome:
@@ -65,7 +65,7 @@ async def _measure(url: str, outcome: Outcome) -> None:
         await indexes.ensure(database)
         await write(database, MOST_CALLS)
         for what, filter, sort, by_hand in questions():
-            await _by_hand_ms(database, by_hand)  # The first to read finds nothing in memory.
+            await _by_hand_ms(database, by_hand)  # A first read fills the cache, so that both start warm.
             page_ms = await _page_ms(database, filter, sort)
             outcome.within(what, page_ms, "ms", "by hand", await _by_hand_ms(database, by_hand), factor=RATIO)
             outcome.at_most(f"{what}: a page", page_ms, "ms", PAGE_MS)
@@ -83,7 +83,7 @@ async def _measure(url: str, outcome: Outcome) -> None:
 
 
 def questions() -> Iterator[tuple[str, str, str, list[dict[str, Any]]]]:
-    """What is listed, with the query that somebody would write for it who knows the indexes."""
+    """Name, filter and order of each list, with the query that an expert of the indexes would write for it."""
     yield "the newest", "", "", _newest({}, {})
     yield "failed", "failed=true", "", _newest({"failed_at": {"$type": "date"}}, {"error_class": {"$gt": ""}})
     for tool in ("price", "rare"):
@@ -141,7 +141,8 @@ async def _by_hand_ms(database: Database, pipeline: list[dict[str, Any]]) -> flo
 
 
 async def _outcomes_by_hand(database: Database, rows: list[dict[str, Any]]) -> None:
-    """A page says of each call whether its record trained and what its newest replay showed."""
+    """Make the further queries of a page, which shows whether each record trained and the verdict of its newest
+    replay."""
     steps = {"status": "committed", "records": {"$in": sorted({row["record"] for row in rows})}}
     await database.find("Step", steps, projection=["records"])
     await database.find("Replay", {"call": {"$in": [row["id"] for row in rows]}}, projection=["call", "verdict"])

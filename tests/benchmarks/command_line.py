@@ -47,7 +47,8 @@ def measure() -> Outcome:
 
 
 def _in_turn(commands: dict[str, list[str]], environ: Mapping[str, str]) -> dict[str, float]:
-    """Returns milliseconds. The commands take turns, so that a busy moment of the machine affects all of them."""
+    """Returns milliseconds. The commands take turns, so that a busy moment of the machine affects all of them
+    equally."""
     taken: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(REPEATS):
         for name, command in commands.items():

@@ -1,6 +1,6 @@
 """Measures the time from `up`, with the warm-up, until the demo's agent prices held-out orders correctly.
 
-Each seed gives other data, weights and samples.
+Each seed gives different data, weights and samples.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ SECOND = "And then?"
 
 
 class _WaitingToolbox(ToolboxClient):
-    """A toolbox whose calls wait until they are let go. What a tool process holds is not the sampler's."""
+    """A toolbox whose calls wait until they are released. There is no tool process, whose memory would not be that of
+    the sampler."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1", "")
@@ -73,7 +74,7 @@ class _WaitingToolbox(ToolboxClient):
 
 @register_loop("benchmark_tokens")
 class TokenLoop(AgentLoop):
-    """What `messages` does, on token ids."""
+    """The same as `messages`, on token ids."""
 
     async def run(self, episode: Episode) -> Outcome:
         prompt = episode.first_prompt()
@@ -85,7 +86,7 @@ class TokenLoop(AgentLoop):
 
 
 async def messages(episode: declarations.Conversation) -> None:
-    """The same as messages."""
+    """The same as `TokenLoop`, on messages."""
     await episode.chat()
     for _ in range(TURNS - 1):
         await episode.chat(SECOND)
@@ -116,7 +117,7 @@ def _task(agent: str, servers: list[str]) -> Task:
 
 
 async def _rate(around: Surroundings, model: ScriptedModel, agent: str) -> float:
-    """Episodes per second, side by side."""
+    """Episodes per second, with all episodes at the same time."""
     task = _task(agent, [])
     for number in range(EPISODES):
         model.write(f"{task.id}/{number}", ["an answer of some words"])
@@ -131,7 +132,7 @@ async def _rate(around: Surroundings, model: ScriptedModel, agent: str) -> float
 
 
 async def loops() -> tuple[list[float], list[float]]:
-    """Episodes per second of the loop of messages and of that on token ids, in turns."""
+    """Episodes per second of the loop on messages and of the loop on token ids, measured in turns."""
     if "bench_messages" not in {each.name for each in declarations.declared()}:
         declarations.Environment("bench_messages", dataset="none.jsonl", agent=messages)
         register_declared()
@@ -149,7 +150,7 @@ def _resident() -> int:
 
 
 async def open_episodes(count: int) -> tuple[float, int]:
-    """The memory of each episode that waits for a tool, in KiB, and how many of all ended well."""
+    """The memory of each episode that waits for a tool, in KiB, and how many episodes ended with an answer."""
     toolbox = _WaitingToolbox()
     async with _surroundings(toolbox) as (around, model):
         task = _task("tool_agent", ["shop"])
@@ -186,8 +187,8 @@ async def _sleep(go: asyncio.Event) -> None:
         await asyncio.wait_for(go.wait(), 3600)
 
 
-def _apart(work: str) -> Any:
-    """In a process of its own, so that the memory of one measurement is not that of another."""
+def _in_own_process(work: str) -> Any:
+    """Run a measurement in a separate process, so that it does not count memory of the others."""
     program = (
         f"import asyncio, json\nfrom tests.benchmarks import environments as e\nprint(json.dumps(asyncio.run({work})))"
     )
@@ -196,7 +197,7 @@ def _apart(work: str) -> Any:
 
 
 def first_turn_s(folder: Path) -> float:
-    """From the command to the first turn of the small model on the screen."""
+    """The time from the command until the first turn of the small model is printed."""
     command = [sys.executable, "-m", "agentrl", "--json", "try", str(EXAMPLES / "quiz.py"), "-n", "1"]
     command += ["--set", "sampling={max_tokens: 8, context: 512}"]
     began = time.perf_counter()
@@ -218,14 +219,14 @@ def import_torch_s() -> float:
 
 def measure() -> Figures:
     figures = Figures("An environment in a Python file")
-    by_messages, by_tokens = _apart("e.loops()")
+    by_messages, by_tokens = _in_own_process("e.loops()")
     figures.share(
         "episodes of a loop of messages", median(by_messages), "/s", "the same on token ids", median(by_tokens), 0.9
     )
-    held, ended = _apart(f"e.open_episodes({OPEN})")
+    held, ended = _in_own_process(f"e.open_episodes({OPEN})")
     figures.at_most(f"memory of each of {OPEN:,} episodes that wait for a tool", held, "KiB", 50)
     figures.at_most("of them, episodes that did not end well", OPEN - ended, "", 0)
-    figures.plain("memory of a task of asyncio that sleeps", _apart(f"e.sleeping({OPEN})"), "KiB")
+    figures.plain("memory of a task of asyncio that sleeps", _in_own_process(f"e.sleeping({OPEN})"), "KiB")
     with tempfile.TemporaryDirectory() as folder:
         pairs = [(import_torch_s(), first_turn_s(Path(folder))) for _ in range(STARTS)]
     torch_s, turn_s = (min(each) for each in zip(*pairs, strict=True))

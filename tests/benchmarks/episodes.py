@@ -32,18 +32,18 @@ class Shape:
 
     turns: int
     prompt: int
-    """Tokens of the first prompt."""
+    """Tokens in the first prompt."""
     output: int
-    """Tokens of a turn."""
+    """Tokens that the model generates in a turn."""
     result: int
-    """Tokens of a tool result, four characters each."""
+    """Tokens in a tool result, of four characters each."""
 
 
 class RandomScorer(AgentLoop):
     """Scores at random without delay."""
 
     async def run(self, episode: object) -> Outcome:
-        raise NotImplementedError("these episodes are played by the benchmark")
+        raise NotImplementedError("the benchmark plays these episodes itself")
 
     async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
         return random.random()

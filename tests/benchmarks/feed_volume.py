@@ -22,7 +22,7 @@ FOR_S = 60.0
 SETTLE_S = 6.0
 LIMIT_KB = 20.0
 RECORDED_KB = 3.0
-"""Seven days at this rate fit into 2 GiB."""
+"""At this rate, seven days fit into 2 GiB."""
 
 
 def measure() -> Outcome:

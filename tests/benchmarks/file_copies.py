@@ -1,7 +1,7 @@
-"""Measures a publication of 1 GiB that four hosts without a shared disk get, next to one copy of its bytes.
+"""Measures how long four hosts without a shared disk need to get a publication of 1 GiB, next to one copy of its bytes.
 
 Each host is a network namespace with a tunnel and a file process of its own, and a cable that carries MBIT in each
-direction. The copy is one stream of TCP between two of them, without TLS and without hashes. Needs root.
+direction. The copy is one TCP stream between two hosts, without TLS and hashes. Needs root.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _to_all(network: Network, folder: Path, files: Mapping[str, Content]) -> flo
 
 @contextmanager
 def _hosts(network: Network, folder: Path) -> Iterator[None]:
-    """The tunnel and the file process of each host."""
+    """Runs the tunnel and the file process of each host."""
     authority = Authority(folder, "r")
     with ExitStack() as held:
         tunnels: dict[str, subprocess.Popen[bytes]] = {}
@@ -137,7 +137,7 @@ def _hosts(network: Network, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _process(network: Network, host: str, module: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """It ends with its input, which the exit closes."""
+    """A process that ends when its stdin is closed, which the exit does."""
     pipe, env = subprocess.PIPE, {**os.environ, "AGENTRL_RUN": "r"}
     command = [*network.inside(host), sys.executable, "-m", *module]
     with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe) as process:

@@ -1,7 +1,7 @@
 """Tokens a second of the embedded engine on a GPU: `python -m tests.benchmarks.gpu_engine`.
 
-The model has random weights and the shape of Qwen3 0.6B, which the engine computes in float32. Groups of eight share a
-prompt, as the samplers of a run ask.
+The model has random weights and the shape of Qwen3 0.6B; the engine computes it in float32. Groups of eight calls share
+a prompt, like the groups of a run.
 """
 
 from __future__ import annotations

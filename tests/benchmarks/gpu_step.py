@@ -1,7 +1,7 @@
 """Trained tokens a second, share of the peak, and memory of a step on a GPU: `python -m tests.benchmarks.gpu_step`.
 
 Models have random weights and the shapes of Qwen3, made on the fly. A row is a group of trajectories of one chain each,
-so its useful work is that of ordinary causal attention. Each case runs in a process of its own.
+so its useful work equals that of ordinary causal attention. Each case runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 WORDS = 151_936
 PEAK_FLOPS = 989e12
-"""Of dense bfloat16 on an H100 or H200 with SXM, by their data sheets."""
+"""The peak for dense bfloat16 of an H100 or H200 with SXM, from their data sheets."""
 CASES = [
     ("4B", 4096, 8, "none", 8192),
     ("4B", 4096, 8, "selective", 8192),
@@ -34,7 +34,7 @@ CASES = [
     ("0.6B", 32_768, 1, "selective", 32_768),
     ("0.6B", 131_072, 1, "full", 131_072),
 ]
-"""Model, tokens of a row, rows of a step, what layers compute again, tokens of a micro-batch. All compiled."""
+"""Model, tokens of a row, rows of a step, `recompute`, tokens of a micro-batch. All cases are compiled."""
 
 
 def main() -> None:
@@ -138,8 +138,8 @@ def measure(
         assert learner.train(batch, PolicyLoss()).applied
     torch.cuda.synchronize()
     took = (time.perf_counter() - began) / repeats
-    # Six operations for each parameter and token (forward and backward), without what is computed again; embeddings
-    # are looked up, and the head is as large as they are. Attention: 12 x layers x heads x width x length / 2.
+    # Six operations for each parameter and token (forward and backward), not counting recomputation. Embeddings are
+    # only looked up, but the head has the same size. Attention: 12 x layers x heads x width x length / 2.
     width = shape["num_attention_heads"] * 128
     attention = 6 * shape["num_hidden_layers"] * width * length
     flops = (6 * parameters + attention) * length * rows

@@ -76,7 +76,7 @@ def _in_a_life(kind: type[Supervisor], moments: Callable[[], list[float]]) -> li
         try:
             supervisor.start(UNITS)
             start_times.wait_count(UNITS)
-            # By then the supervisor has finished its work after the start.
+            # Wait until the supervisor has finished its work after the start.
             time.sleep(max(SETTLE_S, supervisor.settle_s))
             return _kill_all(start_times, moments())
         finally:

@@ -1,4 +1,4 @@
-"""Measures the account of a run with fifty thousand records, and their export, as the steward makes them."""
+"""Measures the account and the export of a run with fifty thousand records, with the code of the steward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORDS = int(os.environ.get("BENCH_RECORDS", "50048"))
 REPEATS = 3
 ACCOUNT_S = 2.0
 EXPORT_MS = 0.5
-"""Of a record: 2,000 in a second."""
+"""The time to export one record; this is 2,000 per second."""
 
 
 def measure() -> Outcome:
@@ -33,7 +33,7 @@ def measure() -> Outcome:
 
 async def _ask(url: str, outcome: Outcome) -> None:
     database = connect(url, "bench")
-    # As every unit does when it is ready.
+    # Every unit does this when it is ready.
     gc.collect()
     gc.freeze()
     try:

@@ -18,7 +18,7 @@ from agentrl.protocol.wire import decode_from_coordinator, encode
 
 SLICE_S = 0.01
 ACK_EVERY = 5
-"""As units with the default lease."""
+"""Like units with the default lease."""
 AT_ONCE = 64
 """Hellos in flight."""
 

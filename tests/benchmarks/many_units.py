@@ -117,7 +117,7 @@ def bring_up(real: FakeFleet, units: int, hosts: int) -> float:
 
 
 def _placement_s() -> float:
-    """All of them at once, by the supervisor alone."""
+    """The time that the supervisor alone takes to place all units at once."""
     names = tuple(f"host-{number:03d}" for number in range(HOSTS))
     world = World(names, devices=tuple(Device(f"GPU-{number}", str(number), "cuda") for number in range(8)))
     half = Resources(gpus=0.5)
@@ -151,13 +151,13 @@ def _token_file(real: FakeFleet) -> Path:
 class Scrape(NamedTuple):
     took_s: float
     cpu_s: float
-    """Processor time of the coordinator, beyond what it uses at rest."""
+    """Processor time of the coordinator, in addition to its use at rest."""
     series: int
     size_bytes: int
 
 
 def _scrape(real: FakeFleet) -> Scrape:
-    """The mean of some scrapes, one after another."""
+    """The mean of several scrapes, one after another."""
 
     def ask() -> str:
         answer = httpx.get(f"http://127.0.0.1:{_PORT}/metrics", headers={"authorization": f"Bearer {_TOKEN}"})

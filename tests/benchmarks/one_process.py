@@ -66,7 +66,7 @@ LOOK_EVERY_S = 0.01
 DEADLINE_S = 60.0
 
 Call = Callable[[str, str, dict[str, Any]], Awaitable[str]]
-"""Session, tool, arguments; InfrastructureError if the tool did not answer."""
+"""A function of session, tool and arguments. Raises InfrastructureError if the tool does not answer."""
 
 
 class InfrastructureError(Exception):
@@ -146,7 +146,7 @@ class OneProcess:
         self._leased = 0
         self._version = 0
         self._sampler: asyncio.Task[None] | None = None
-        """From the first step until the end, also while evaluations play, as in a run."""
+        """Runs from the first step until the end, also during evaluations, as in a run."""
         self._tree = VersionTree({0: None})
         self._learner: Learner
         self._template: Template

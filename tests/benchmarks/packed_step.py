@@ -1,7 +1,7 @@
-"""A training step on packed trees, compared with the same calls one by one, each with its whole context.
+"""Measures a training step on packed trees, compared with the same calls one by one, each with its whole context.
 
-The ideal is the ratio of operations, counted: matrices for each token, attention for each pair of tokens that see each
-other, the head for each wanted place. The peer's share of it is what packing loses.
+The ideal is the ratio of counted operations: matrices for each token, attention for each pair of tokens that see each
+other, the head for each token whose logits are needed. The difference to the ideal is the loss of packing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def chain(chance: random.Random, name: str) -> list[Trajectory]:
 
 
 def edited(chance: random.Random, name: str) -> list[Trajectory]:
-    """The context is cut back to its first turn after half of the turns, and goes on."""
+    """A record whose context is cut back to its first turn after half of the turns."""
     before = calls_of(chance, tokens(chance, PROMPT), TURNS // 2)
     kept = before[1][1]
     after = [(TURNS // 2 + at, ids, output) for at, ids, output in calls_of(chance, kept, TURNS // 2)]
@@ -108,7 +108,7 @@ def one_by_one(trajectory: Trajectory) -> list[Trajectory]:
 
 
 def operations(trajectories: Sequence[Trajectory]) -> float:
-    """Of a forward pass; the backward pass has twice as many."""
+    """The operations of a forward pass. The backward pass has twice as many."""
     total = 0.0
     for row in rows(trajectories):
         seen = float((row.ends - np.arange(len(row))).sum())

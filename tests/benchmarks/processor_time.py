@@ -1,6 +1,7 @@
-"""The processor time of a run, by what its processes are.
+"""The processor time of a run, by kind of process.
 
-Processes that ended meanwhile do not count, nor does work of the kernel that belongs to no process (most of a network).
+Processes that ended during the measurement do not count. Neither does work that the kernel accounts to no process,
+which is most of the work for a network.
 """
 
 from __future__ import annotations

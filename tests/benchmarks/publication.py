@@ -1,9 +1,8 @@
-"""Measures a publication of 1 GB next to a copy of its files: what training and engines wait for, and its difference.
+"""Measures a publication of 1 GB next to a copy of its files: the waits of training and engines, and the delta.
 
 The model is a Qwen3 of random weights with 540 million parameters, which are 1 GB in bfloat16. The copy is made from
-the memory of the file system, from which the engine reads too; neither waits for the disk. A second peer does what both
-sides must do with the numbers, and nothing to check them: safetensors saves them in bfloat16, and loads them again as
-float32.
+the page cache, from which the engine reads too; neither waits for the disk. A second peer only converts the numbers, as
+both sides must, and checks nothing: safetensors saves them in bfloat16 and loads them again as float32.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tests.benchmarks.report import Outcome
 SHARD_BYTES = 512 << 20
 RATE = 1e-6
 THREADS = 2
-"""Of the trainer and of the engine, which do not compute at the same time here."""
+"""Threads of the trainer and of the engine, which do not compute at the same time here."""
 MOST_WAIT, MOST_TOTAL, MOST_PAUSE, MOST_DELTA = 0.1, 2.0, 0.2, 0.1
 SHAPE = {
     "vocab_size": 65_536,
@@ -66,7 +65,7 @@ def measure() -> Outcome:
         prepared = weight_files.prepare(learner, 2, (), torch.bfloat16)
         wait_s = time.perf_counter() - began
         second, step_wait_s = _beside_a_step(run_dir, learner, prepared, Former(1, first))
-        # Without the difference and without a step that needs the same processors.
+        # This version is written without a delta, and without a step that needs the same processors.
         _, prepare_s, write_s = _publish(run_dir, learner, 3)
         tokens = sum(map(len, second.canary.ids))
         del learner, prepared
@@ -101,7 +100,7 @@ def _step(learner: Learner) -> None:
 
 
 def _publish(run_dir: Path, learner: Learner, version: int) -> tuple[Manifest, float, float]:
-    """What it took to prepare it, and then to write it."""
+    """Publish a version. Returns its manifest, the seconds to prepare it, and the seconds to write it."""
     began = time.perf_counter()
     prepared = weight_files.prepare(learner, version, (), torch.bfloat16)
     prepared_at = time.perf_counter()
@@ -110,7 +109,7 @@ def _publish(run_dir: Path, learner: Learner, version: int) -> tuple[Manifest, f
 
 
 def _save_and_load(learner: Learner, file: Path) -> float:
-    """The fastest of three."""
+    """Seconds of the fastest of three attempts."""
     took = []
     for _ in range(3):
         began = time.perf_counter()
@@ -125,7 +124,8 @@ def _save_and_load(learner: Learner, file: Path) -> float:
 def _beside_a_step(
     run_dir: Path, learner: Learner, prepared: weight_files.Prepared, former: Former
 ) -> tuple[Manifest, float]:
-    """Writes a version while a step trains; returns how long that waits before it changes the weights."""
+    """Write a version while a step trains. Returns the manifest, and how long the step waits before it changes
+    weights."""
     wait, waits = learner._before_weights_change, list[float]()
 
     def timed() -> None:
@@ -143,7 +143,7 @@ def _beside_a_step(
 
 
 def _copy(source: Path, target: Path) -> float:
-    """The fastest of three: what one of them waits for others says nothing about copying."""
+    """Seconds of the fastest of three copies, because a slower one only waited for other work of the machine."""
     took = []
     for _ in range(3):
         began = time.perf_counter()
@@ -154,7 +154,7 @@ def _copy(source: Path, target: Path) -> float:
 
 
 async def _serve(run_dir: Path) -> tuple[float, float]:
-    """How long an engine with the second version takes for the third, and how long its thread stands still for it."""
+    """How long an engine with version 2 takes to load version 3, and how long its thread pauses for that."""
     engine = EmbeddedEngine(slots=2, context=128, device="cuda" if torch.cuda.is_available() else "cpu")
     engine.start()
     await engine.update(str(run_dir / path_of(2)), 2)

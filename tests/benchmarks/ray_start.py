@@ -1,4 +1,4 @@
-"""Measures `agentrl up` with four hosts in a Ray cluster until all is ready, next to four empty actors of Ray itself.
+"""Measures the time until `agentrl up` has four hosts in a Ray cluster ready, next to four empty actors of Ray itself.
 
 Both are commands of their own: they import Ray, connect, and wait for a placement group with an actor on each node.
 """

@@ -24,9 +24,9 @@ from tests.toolbox.conftest import TOKEN, faulty
 REPLAYS = int(os.environ.get("BENCH_REPLAYS", "200"))
 CALL_S = 0.5
 IN_TURN = 10
-"""Records whose calls are made one after another."""
+"""The number of records whose calls are made one after another."""
 SHARE = 0.75
-"""Of the number of calls that a tool server takes at the same time."""
+"""The least speed-up, as a share of the number of calls that a tool server takes at the same time."""
 
 
 def measure() -> Outcome:
@@ -87,7 +87,7 @@ async def replayed_s(house: House, calls: list[str]) -> float:
 
 
 async def in_turn_s(house: House, place: Path, count: int) -> float:
-    """How long both calls of so many records take, one after another."""
+    """How long both calls of this many records take, one after another."""
     began = time.monotonic()
     async with await _client(house) as client:
         for number in range(count):

@@ -26,7 +26,7 @@ SERVERS = {"a light server": (sys.executable, str(LIGHT)), "the shop": (sys.exec
 
 
 def measure() -> Outcome:
-    # The other benchmarks of this process are no unit.
+    # Only here does this process count as a unit; in the other benchmarks it does not.
     with patch.dict(os.environ, AGENTRL_RUN=f"{os.getpid():08x}", AGENTRL_INCARNATION="toolbox-0.1"):
         return _measure()
 
@@ -48,7 +48,7 @@ def _measure() -> Outcome:
 
 
 async def _warm(command: tuple[str, ...], folder: Path) -> float:
-    """Milliseconds of a session that finds a process ready."""
+    """Milliseconds until a session is open if a process is ready for it."""
     server = ToolServer(command=command, session="process", sandbox=Sandbox(required=True))
     toolbox = Toolbox({"measured": server}, run_dir=folder, name="toolbox-0.1")
     taken = []

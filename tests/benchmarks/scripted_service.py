@@ -1,7 +1,7 @@
-"""An OpenAI-compatible service on loopback whose answers are written here: the model, and the judge, of every peer.
+"""An OpenAI-compatible service on loopback with scripted answers. It is the model and the judge of every peer.
 
-Invariant: what it answers follows from the last message alone, so every library that plays an environment well gets the
-same answers, whatever the order of its calls.
+Invariant: an answer depends only on the last message, so every library that plays an environment correctly gets the
+same answers, in any order of calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 ANSWERS = (
-    # What quotes other texts comes first.
+    # Questions that quote other texts come first.
     (("Is this paragraph", "the moon"), "It is.\nVERDICT: 0.75"),
     (("Is this paragraph", "rust on iron"), "VERDICT: 0.25"),
     (("True or false?",), "<answer>false</answer>"),
@@ -26,9 +26,9 @@ ANSWERS = (
     (("lower",), "<answer>40</answer>"),
     (("right",), "<answer>12</answer>"),
 )
-"""What is looked for in the last message, and the answer: a text, or a number for the tool that guesses."""
+"""Texts that the last message must contain, and the answer: a text, or a number for the tool that guesses."""
 SCORES = {"quiz": (0.0, 1.0), "guess": (0.1 * 5 / 6, 1 + 0.1 * 4 / 6), "essay": (0.25, 0.75), "debate": (0.0, 1.0)}
-"""What the two episodes of each environment are worth with these answers."""
+"""The scores of the two episodes of each environment with these answers."""
 
 
 class _Service(BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ def _events(model: str, message: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def scripted_service() -> Iterator[str]:
-    """Its address."""
+    """Runs the service and yields its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Service) as server:
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()

@@ -1,10 +1,10 @@
-"""Measures the demo over three hosts without a shared disk, next to the same on one, and how soon a killed host is
-replaced.
+"""Measures the demo on three hosts without a shared disk next to the same demo on one host, and the time until a killed
+host is replaced.
 
-The hosts are network namespaces of this machine: sampler and toolbox on one, the engine on another, the rest on that of
-the coordinator. So the figures show what tunnels, copies of files and further processes cost, and no gain of further
-machines. The policy stays as the warm-up left it: how long its episodes are depends on what it learns, and two runs of
-the demo on one host differ by a half for that alone. Both kinds of run take turns. Needs root.
+The hosts are network namespaces of this machine: sampler and toolbox on one, the engine on another, the rest on the
+host of the coordinator. So the figures show the cost of tunnels, copies of files and further processes, but no gain
+from further machines. The policy stays as after the warm-up, because the length of episodes depends on what it learns;
+for that reason alone two runs on one host differ by a half. Both kinds of run take turns. Needs root.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ UNCHANGED = 1e-9
 LEAST = 0.9
 THREE: dict[str, dict[str, list[str] | str]] = {TOOLS: {"runs": ["sampler", "toolbox"]}, ENGINES: {"runs": "engine"}}
 OF_HOSTS = frozenset({"tunnel", "files", "host", "spawn_helper"})
-"""What each further host has of its own."""
+"""The kinds of processes that each further host adds."""
 SILENT_S, UNITS, MOST = 6.0, 4, 1.3
 
 
 class Trained(NamedTuple):
-    """What happened between the first and the last steps."""
+    """The work between the first and the last step."""
 
     records: int
-    """Trained."""
+    """Records that were trained."""
     episodes: int
-    """Scored, with those that teach nothing, because all of their group have the same score."""
+    """Episodes that were scored, including those of groups without signal."""
     took_s: float
     cpu_s: Counter[str]
-    """By kind of process."""
+    """Processor seconds by kind of process."""
 
     def cpu_ms(self, without: frozenset[str] = frozenset()) -> float:
-        """Of the run's processes, for each episode."""
+        """Processor time of the processes of the run per episode."""
         kinds = self.cpu_s.keys() - without - {processor_time.ALL}
         return 1e3 * sum(self.cpu_s[kind] for kind in kinds) / self.episodes
 
     def by_kind(self) -> dict[str, float]:
-        """Milliseconds for each episode."""
+        """Milliseconds per episode, by kind of process."""
         return {kind: 1e3 * seconds / self.episodes for kind, seconds in self.cpu_s.items()}
 
     def and_then(self, other: Trained) -> Trained:
@@ -115,7 +115,7 @@ class _Seen(NamedTuple):
 
 
 def _seen_at(run: Run, step: int) -> _Seen:
-    """When this step is committed."""
+    """The state of the run when this step is committed."""
     eventually(lambda: _newest(run) >= step, within_s=WITHIN_S, every_s=0.5, what=f"step {step}")
     account = run.client.accounting()
     records = sum(
@@ -147,7 +147,7 @@ def _demo(folder: Path) -> dict[str, Any]:
 
 
 def _lost_host() -> tuple[float, float]:
-    """How long it took, and how long a unit takes to start."""
+    """How long the replacement of a lost host takes, and how long a unit takes to start."""
     with _hosts(factor=SILENT_S / 20.0) as hosts:
         run = hosts.run
         units = [f"web-{number}" for number in range(UNITS)]

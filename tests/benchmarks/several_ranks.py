@@ -1,8 +1,8 @@
-"""A step of four ranks that share every weight (FSDP2), compared with one process on the same cores.
+"""Measures a step of four ranks that share every weight (FSDP2), compared with one process on the same cores.
 
-All ranks are processes of this machine and exchange weights and gradients by gloo over the loopback address. Both train
-the same batch: the ranks with one thread each, the process with as many threads as there are cores. So the ranks have
-no processor more, and what they take longer is the price of exchanging and of work that each of them repeats.
+All ranks are processes of this machine and exchange weights and gradients by gloo over loopback. Both train the same
+batch: each rank with one thread, the single process with one thread per core. So both have the same processors, and the
+additional time of the ranks is the cost of the exchange and of work that each rank repeats.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def measure() -> Outcome:
         model = Path(folder) / "model"
         torch.manual_seed(0)
         transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE)).save_pretrained(model)
-        # In turn, because the machine may be slower in one minute than in the next.
+        # Both take turns, because the speed of the machine may change from minute to minute.
         with team(model, 1, cores) as one, team(model, RANKS, 1) as several:
             found = [(one(), several()) for _ in range(REPEATS + 1)][1:]
     alone, together = (median([pair[place]["seconds"] for pair in found]) for place in (0, 1))
     losses = [pair[place]["loss"] for pair in found[:1] for place in (0, 1)]
-    assert abs(losses[0] - losses[1]) < 1e-4, f"the ranks learned something else: {losses}"
+    assert abs(losses[0] - losses[1]) < 1e-4, f"the ranks computed another loss than one process: {losses}"
     outcome.within(f"a step of {GROUPS * LENGTH:,} tokens", together, "s", "one process", alone, MOST)
     outcome.plain("tokens of all ranks together", GROUPS * LENGTH / together, "/s")
     used = [median([pair[place]["processor"] for pair in found]) for place in (0, 1)]
@@ -73,7 +73,7 @@ def measure() -> Outcome:
 
 @contextmanager
 def team(model: Path, ranks: int, threads: int) -> Iterator[Any]:
-    """Processes that wait for a step to train; calling it trains one and returns its figures."""
+    """Processes that wait for steps. Yields a function that trains one step and returns its figures."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}

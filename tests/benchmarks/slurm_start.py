@@ -1,4 +1,4 @@
-"""Measures `agentrl up` with four hosts on the nodes of Slurm until all is ready, next to four empty jobs of Slurm."""
+"""Measures the time until `agentrl up` has four hosts on nodes of Slurm ready, next to four empty jobs of Slurm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measures the time to start fifty units from nothing, fifty more, ten more, and to stop ten.
 
-Measured from the command to the first act or the end of the last child. From nothing, it contains the start of the
-supervisor; later only that of the command line.
+The time lasts from the command to the first act, or the end, of the last child. The first figure includes the start of
+the supervisor, the others only that of its command line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The peak of memory of a step on one row of 32,768 tokens, next to what its parts have by arithmetic.
+"""Measures the peak memory of a step on one row of 32,768 tokens, next to the calculated memory of its parts.
 
-The model has 100 million parameters and computes whole layers again (`recompute: full`). Its parts: weights, gradients
-and the state of AdamW, 16 bytes a parameter; the input of each layer; and, while the backward pass is in one layer,
-what that layer keeps for it and the gradients that are under way. On a GPU the allocator counts; on processors every
-tensor is counted, whatever the allocator does.
+The model has 100 million parameters and recomputes whole layers (`recompute: full`). The parts are: weights, gradients
+and the state of AdamW, 16 bytes per parameter; the input of each layer; and, for the one layer in the backward pass,
+the tensors that it keeps and its intermediate gradients. On a GPU the allocator counts the memory; on processors the
+benchmark counts every tensor.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure() -> Outcome:
         model.save_pretrained(folder)
         del model
         learner = Learner(Path(folder), LearnerSettings(tokens_per_batch=LENGTH, recompute="full"))
-    # The optimizer has its state afterwards.
+    # A first step creates the state of the optimizer.
     assert learner.train(_row(256), PolicyLoss()).applied
     with _counted(gpu, learner) as peak:
         began = time.perf_counter()
@@ -71,7 +71,7 @@ def measure() -> Outcome:
 
 
 def _by_arithmetic(parameters: int) -> dict[str, float]:
-    """In bytes."""
+    """The calculated bytes of each part."""
     width, inner, layers = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["num_hidden_layers"]
     heads, shared, of_head = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"], SHAPE["head_dim"]
     queries, keys = heads * of_head, shared * of_head
@@ -79,8 +79,8 @@ def _by_arithmetic(parameters: int) -> dict[str, float]:
     return {
         "weights, gradients and the state of AdamW": 16.0 * parameters,
         "the input of each layer": token * width * layers,
-        # Of attention: queries and keys before and after their norms and rotation, values, keys and values for each
-        # head, the result. Of the rest: both norms with what they divide, the sum between them, gate, its activation,
+        # Attention keeps queries and keys before and after their norms and rotation, values, keys and values for each
+        # head, and the result. The rest keeps both norms with their inputs, the sum between them, gate, its activation,
         # up, and their product.
         "what one layer keeps": token * (3 * queries + 3 * keys + keys + 2 * queries + queries + 5 * width + 4 * inner),
         "gradients under way in it": token * (3 * inner + 2 * width),

@@ -1,4 +1,4 @@
-"""Size of a trajectory of a hundred turns, compared with one document per turn that contains the whole history.
+"""Measures the size of a trajectory of a hundred turns, compared with one document per turn with the whole history.
 
 Both have the same tokens, log-probs and tool results in the same encoding; sizes are those of BSON, uncompressed.
 """

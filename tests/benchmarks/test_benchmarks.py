@@ -71,7 +71,7 @@ def test_markdown_has_all_figures() -> None:
 async def test_trajectory_is_smaller_than_documents_with_histories(mongo_url: str) -> None:
     few = await storage.sizes(mongo_url, Shape(turns=2, prompt=50, output=20, result=20))
     many = await storage.sizes(mongo_url, Shape(turns=12, prompt=50, output=20, result=20))
-    assert many.history / many.ours > few.history / few.ours, "the longer, the more is saved"
+    assert many.history / many.ours > few.history / few.ours, "longer trajectories save more"
 
 
 async def test_concurrent_claims_balance(mongo_url: str) -> None:
@@ -116,7 +116,7 @@ async def test_benchmark_of_replays_replays_each_call_once(
     assert (tmp_path / "notes").read_text().count("begun") == 2 * (3 + 1)
 
 
-async def test_pages_of_calls_are_those_of_the_queries_by_hand(mongo_url: str) -> None:
+async def test_pages_of_calls_equal_the_queries_by_hand(mongo_url: str) -> None:
     database = connect(mongo_url, f"bench-{os.getpid()}")
     try:
         await indexes.ensure(database)
@@ -124,7 +124,7 @@ async def test_pages_of_calls_are_those_of_the_queries_by_hand(mongo_url: str) -
         for what, filter, sort, by_hand in call_lists.questions():
             page = await lists.page(database, "ToolCall", filter=filter, sort=sort, limit=call_lists.LIMIT)
             found = await database.aggregate(CALLS, by_hand)
-            # A query by hand leaves rows of one turn in their order, and its last turn may be cut elsewhere.
+            # A query by hand keeps the order of calls within a turn, so it may cut the last turn at another call.
             same = {row["id"] for row in page.rows} & {row["id"] for row in found}
             assert len(same) >= 0.97 * len(found) >= 0.97 * len(page.rows) - 2, what
     finally:
@@ -158,7 +158,7 @@ async def test_one_process_trains_a_step(tmp_path: Path) -> None:
         await one.train(1)
         assert one.story.steps == 1
         assert one.story.records >= 2
-        assert await one.evaluate() == 0.0, "two steps of a warm-up teach nothing"
+        assert await one.evaluate() == 0.0, "two steps of warm-up are too few to answer correctly"
         await one.close()
 
 

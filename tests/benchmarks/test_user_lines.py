@@ -1,4 +1,4 @@
-"""The examples run, are worth what they should be, and take no more lines than with verifiers."""
+"""The examples run, get the expected scores, and take no more lines than with verifiers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lines_of_code_are_counted(tmp_path: Path) -> None:
     assert user_lines.tokens_of(file) == 33
 
 
-def test_the_examples_are_worth_what_they_should_be(tmp_path: Path) -> None:
+def test_the_examples_get_the_expected_scores(tmp_path: Path) -> None:
     with scripted_service() as url:
         user_lines.as_expected(user_lines.ours(url, tmp_path), "agentrl")
 

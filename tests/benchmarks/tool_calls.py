@@ -1,8 +1,8 @@
 """Measures tool calls per second through a toolbox, and a thousand sessions at once, next to a client of the MCP SDK.
 
 The whole way is that of an episode: the client in a sampler, the toolbox in a process of its own, the server. The peer
-is a client of the SDK in the process of its callers, over the same transport to the same server. The toolbox without
-the way to it shows what its bookkeeping costs.
+is a client of the SDK in the process of its callers, with the same transport and server. A third measurement calls the
+toolbox in the process of its callers, which shows the cost of its bookkeeping alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure() -> Outcome:
 
 
 def _calls(outcome: Outcome, transport: str, server: str) -> None:
-    """In turn, because the machine has other work."""
+    """Measure all in turns, because the machine has other work."""
     found: dict[str, list[Figures]] = {"whole-way": [], "toolbox-alone": [], "sdk": []}
     with serving("toolbox", server) as (toolbox, _):
         for _ in range(ROUNDS):
@@ -72,7 +72,8 @@ def figures_of(what: str, act: str, target: str) -> Figures:
 
 @contextlib.contextmanager
 def serving(*command: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A process that serves while the body runs, and its URL. It ends with its input, which the exit closes."""
+    """Runs a serving process during the body, and yields its URL. The process ends when its stdin is closed at the
+    exit."""
     with subprocess.Popen([*PROGRAM, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip(), process

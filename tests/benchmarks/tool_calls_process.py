@@ -8,8 +8,8 @@
     python -m tests.benchmarks.tool_calls_process sdk ACT [SERVER]
 
 ACT is `calls`, the calls of 64 sessions for some seconds, or `sessions`, a thousand sessions with one call each that
-are open at the same time. SERVER and TOOLBOX are URLs; without SERVER the server is a child over stdio. What serves
-prints its URL and ends with its input; callers print their figures as JSON.
+are open at the same time. SERVER and TOOLBOX are URLs; without SERVER the server is a child over stdio. A serving
+process prints its URL and ends when its stdin is closed; callers print their figures as JSON.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def toolbox_of(server: str) -> AsyncIterator[Toolbox]:
 
 
 async def whole_way(act: str, url: str) -> Figures:
-    """Of a sampler's client, a toolbox in another process, and the server."""
+    """Figures for the client of a sampler, a toolbox in another process, and the server."""
     async with ToolboxClient(url, TOKEN) as tools:
         ids = fresh_ids()
         mine = next(ids)
@@ -101,7 +101,7 @@ async def whole_way(act: str, url: str) -> Figures:
 
 
 async def toolbox_alone(act: str, server: str) -> Figures:
-    """Of a toolbox in the process of its callers."""
+    """Figures for a toolbox in the process of its callers."""
     async with toolbox_of(server) as toolbox:
         ids = fresh_ids()
 
@@ -117,13 +117,14 @@ async def toolbox_alone(act: str, server: str) -> Figures:
 
 
 async def sdk(act: str, server: str) -> Figures:
-    """Of a client of the SDK. The callers share it, as the sessions of a toolbox do; sessions have one each."""
+    """Figures for a client of the SDK. For `calls`, all callers share one client, like the sessions of a toolbox. For
+    `sessions`, each session has a client of its own."""
     target = server or StdioServerParameters(command=SERVER[0], args=[*SERVER[1:]], env=dict(os.environ))
     clients: dict[int, Client] = {}
     leave = asyncio.Event()
 
     async def hold(session: int, ready: asyncio.Future[None]) -> None:
-        """A client is entered and left by one task."""
+        """Hold a client open, because the same task must enter and leave it."""
         try:
             async with Client(target) as client:
                 clients[session] = client
@@ -152,7 +153,7 @@ async def sdk(act: str, server: str) -> Figures:
 
 
 def fresh_ids() -> Iterator[str]:
-    """A toolbox never runs a call id twice, and other callers used it before."""
+    """Call ids that no caller has used before, because a toolbox never runs a call id twice."""
     prefix = uuid.uuid4().hex
     return (f"{prefix}-{number}" for number in itertools.count())
 
@@ -166,7 +167,7 @@ async def figures(act: str, opened: Act, call: Act) -> Figures:
 
 
 async def calls_per_s(call: Act) -> Figures:
-    """Also the processor time of this process per call, in milliseconds."""
+    """Calls per second, and the processor time of this process per call in milliseconds."""
     count = 0
 
     async def caller(session: int) -> None:
@@ -190,7 +191,7 @@ async def calls_per_s(call: Act) -> Figures:
 
 
 async def open_at_once(opened: Act, call: Act) -> Figures:
-    """Seconds until all sessions are open and have called, how many failed, and the memory of one."""
+    """Seconds until all sessions are open and have made a call, the number that failed, and the memory of one."""
     before, began = rss(), time.perf_counter()
 
     async def session(number: int) -> None:
@@ -201,7 +202,7 @@ async def open_at_once(opened: Act, call: Act) -> Figures:
     took_s = time.perf_counter() - began
     failed = [each for each in ended if each is not None]
     if failed:
-        print(f"of {len(failed)} failed sessions the first: {failed[0]!r}", file=sys.stderr)
+        print(f"{len(failed)} sessions failed, the first with {failed[0]!r}", file=sys.stderr)
     return {"took_s": took_s, "failed": len(failed), "kib": (rss() - before) / 1024 / SESSIONS}
 
 

@@ -1,8 +1,8 @@
 """Trained tokens a second of a step next to those of a step of TRL's GRPOTrainer: same weights, float32, same threads.
 
-The calls are those of agents that cut back their context once, so TRL has to train each call with its whole context.
-TRL does not sample here, and has the log-probs of its rows. Both have the size of a micro-batch that is fastest for
-them. A model of half a million parameters, and one of 107 million.
+The calls are those of agents that cut back their context once, so TRL must train each call with its whole context. TRL
+does not sample here; it gets the log-probs of its rows. Each program has the size of micro-batch that is fastest for
+it. There are two models, with half a million and with 107 million parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.benchmarks.report import Outcome
 THREADS = 2
 TOKENS_PER_BATCH = (2048, 16_384)
 UNMERGED, MERGED = 1.0, 3.0
-"""The least shares of TRL's tokens a second."""
+"""The aims: the least ratios to the tokens per second of TRL."""
 PEER_WITHIN_S = 3600.0
 LARGE: dict[str, Any] = {
     "vocab_size": 32_768,
@@ -45,7 +45,7 @@ LARGE: dict[str, Any] = {
 def measure() -> Outcome:
     outcome = Outcome(f"trained tokens of a step against TRL, float32, {THREADS} threads")
     torch.set_num_threads(THREADS)
-    # A row of the large model keeps the processors busy alone.
+    # One row of the large model is enough to keep the processors busy.
     for size, shape, groups, repeats, at_once in (("0.5 M", {}, 4, 3, (1, 4, 8)), ("107 M", LARGE, 1, 1, (1,))):
         merged = [one for number in range(groups) for one in edited(random.Random(number), str(number))]
         _one_model(outcome, size, shape, merged, repeats, at_once)
@@ -75,7 +75,7 @@ def _one_model(
 
 
 def _trl(model: Path, calls: Sequence[Trajectory], repeats: int, at_once: Sequence[int]) -> tuple[float, str]:
-    """Seconds of a step, with the number of rows at once that is fastest."""
+    """Seconds of a step of TRL with the fastest number of rows at once, and a text with the seconds of all numbers."""
     rows = [
         {
             "context": call.segments[0].ids.tolist(),

@@ -27,7 +27,7 @@ from assets import shop_dataset, shop_server
 
 GROUPS, MEMBERS = 8, 8
 SPECS = tuple(ToolSpec(name=name, schema=schema) for name, schema in shop_server.TOOLS.items())
-# The compact markup in the language of chat templates. What a model samples is never written by it.
+# The compact markup as a chat template. It only writes prompts; sampled tokens stay as they are.
 TEMPLATE = """
 {%- for message in messages %}{{ '<|' + message.role + '|>' + message.content }}
 {%- if message.role == 'system' and tools %}{{ '\n' + SIGNATURES }}{% endif %}
@@ -40,7 +40,7 @@ class Shop:
     """The demo's tools, with the calculator's last result for each episode."""
 
     calls = 0
-    """Of all episodes."""
+    """Tool calls of all episodes."""
 
     def __init__(self) -> None:
         self._ans: Fraction | None = None
@@ -86,7 +86,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def tokenizer_of(model: Path) -> Any:
-    """With a chat template, and the reader of calls that the demo has."""
+    """The tokenizer of the model with a chat template and the parser of tool calls that the demo has."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = TEMPLATE.replace("SIGNATURES", repr("\n".join(spec.signature for spec in SPECS)))
 
@@ -165,7 +165,7 @@ def main() -> None:
     )
     trainer.train()
     if given.save:
-        # The tokenizer was changed for TRL.
+        # Copy the original files, because the tokenizer was changed for TRL.
         shutil.copytree(given.model, given.save)
         trainer.model.save_pretrained(given.save)
     found = [later - earlier for later, earlier in zip(clock.ends[given.last], clock.ends[given.first], strict=True)]

@@ -1,8 +1,8 @@
 """A training step of TRL on given calls: `python -m tests.benchmarks.trl_step_peer MODEL CALLS --threads 2`.
 
-CALLS is a JSON file of calls with context, output, log-probs and advantage, each of which is a row of its own, as TRL
-trains them. Only the loss, its gradients and the optimizer are timed, not what TRL samples. Prints one JSON document:
-the seconds of a step by the number of rows that it has at once.
+CALLS is a JSON file of calls with context, output, log-probs and advantage. TRL trains each call as a row of its own.
+The time covers the loss, its gradients and the optimizer, and no sampling. Prints one JSON document: the seconds of a
+step by the number of rows at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    # Rows of about the same length lie beside each other, which leaves the least padding.
+    # Sorted rows of similar length are neighbours, which gives the least padding.
     calls = sorted(json.loads(given.calls.read_text()), key=lambda call: len(call["context"]) + len(call["output"]))
     trainer = trainer_of(given.model)
     trainer.create_optimizer()
@@ -62,7 +62,7 @@ def trainer_of(model: Path) -> GRPOTrainer:
 
 
 def seconds(trainer: GRPOTrainer, calls: list[dict[str, Any]], rows: int, repeats: int) -> float:
-    """The median of some steps, after one that is not counted."""
+    """The median of some steps, after one warm-up step."""
     taken = []
     for _ in range(1 + repeats):
         began = time.perf_counter()

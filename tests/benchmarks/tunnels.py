@@ -29,7 +29,7 @@ from agentrl.tunnels.authority import Authority
 from tests.benchmarks.report import Outcome, median
 
 CALL_S = 0.05
-"""A short completion on a GPU."""
+"""The duration of a short completion on a GPU."""
 SENT = json.dumps(list(range(100_000, 101_000))).encode()
 ANSWER = json.dumps([[-1.2345678, 100_000 + number, None] for number in range(500)]).encode()
 LARGE = bytes(8 << 20)
@@ -113,7 +113,7 @@ def _tunnels(folder: Path, run: str) -> Iterator[Way]:
 
 @contextmanager
 def _process(module: list[str], run: str) -> Iterator[subprocess.Popen[bytes]]:
-    """It ends with its input, which the exit closes."""
+    """A process that ends when its stdin is closed, which the exit does."""
     env = {**os.environ, "AGENTRL_RUN": run}
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-m", *module], env=env, stdin=pipe, stdout=pipe) as process:

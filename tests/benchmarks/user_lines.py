@@ -1,8 +1,8 @@
 """Measures how many lines a person writes for the examples, with agentrl and with two interfaces of verifiers.
 
 Invariants:
-- All are formatted by the formatter of this tree and counted by one function.
-- Every environment is played: the same service answers all of them, and they must be worth the same.
+- All files are formatted by the formatter of this tree and counted by one function.
+- Every environment is played with the same scripted service, and all libraries must give it the same scores.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ TASKSETS = Path(sys.prefix) / "peers" / "verifiers" / "bin"
 TITLES = {"quiz": "a quiz", "guess": "a game of tools with a state", "essay": "a judged text", "debate": "a debate"}
 WITHIN_S = 300.0
 _DATA = "data"
-"""What reads the dataset is assigned to this name, and comes from these modules. agentrl takes the name of the file."""
+"""Code that reads the dataset does not count: assignments to this name, and imports of the modules in `_OF_DATA`.
+agentrl needs no such code, because it takes the name of the file."""
 _OF_DATA = {"datasets", "json", "pathlib"}
 _MARKUP = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def lines_of(file: Path) -> int:
-    """Lines with code: no empty lines, comments and docstrings, and nothing that reads the dataset."""
+    """The number of lines with code, without empty lines, comments, docstrings and code that reads the dataset."""
     return len(_code(file))
 
 
 def tokens_of(file: Path) -> int:
-    """Words and signs on these lines, which no formatter changes."""
+    """The number of tokens on these lines, which no formatter changes."""
     counted = _code(file)
     tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
     return sum(each.type not in _MARKUP and each.start[0] in counted for each in tokens)
@@ -52,7 +53,7 @@ def _code(file: Path) -> set[int]:
 
 
 def _statements(tree: ast.Module) -> Iterator[range]:
-    """The lines of each statement; of one with a body, those above its body, decorators and `else` included."""
+    """The lines of each statement. For a statement with a body these are its own lines, with decorators and `else`."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or _is_text(node) or _is_of_data(node):
             continue
@@ -78,7 +79,7 @@ Rewards = Mapping[str, Sequence[float]]
 
 
 def ours(url: str, folder: Path) -> Rewards:
-    """What `agentrl eval run` says that the two tasks of each are worth."""
+    """The scores of the two tasks of each environment, from `agentrl eval run`."""
     named = "".join(f"  {name}: {OURS / name}.py\n" for name in SCORES)
     models = f"models:\n  judge: [{{url: {url}, model: large}}]\n"
     (folder / "run.yaml").write_text(f"name: lines\nmodel: {{build: tiny}}\nenvironments:\n{named}{models}")
@@ -94,13 +95,13 @@ def ours(url: str, folder: Path) -> Rewards:
 
 
 def classic(url: str, folder: Path) -> Rewards:
-    """The same by `evaluate` of verifiers 0.1."""
+    """The same scores, from `evaluate` of verifiers 0.1."""
     program = [_there(CLASSIC) / "python", PEERS / "play_classic.py", url, *SCORES]
     return json.loads(_played(program, folder, PEERS / "classic").splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def tasksets(url: str, folder: Path) -> Rewards:
-    """The same by the program `vf-eval` of verifiers 0.4."""
+    """The same scores, from the program `vf-eval` of verifiers 0.4."""
     rewards = {}
     for name in SCORES:
         seats = ("pro", "con", "agent") if name == "debate" else ("agent",)
@@ -124,7 +125,7 @@ def tasksets(url: str, folder: Path) -> Rewards:
 
 def _there(programs: Path) -> Path:
     if not programs.is_dir():
-        raise RuntimeError(f"{programs} is not there. `make bench` makes it.")
+        raise RuntimeError(f"{programs} does not exist. `make bench` creates it.")
     return programs
 
 
@@ -141,7 +142,7 @@ def as_expected(rewards: Rewards, whose: str) -> None:
     for name, wanted in SCORES.items():
         found = sorted(rewards[name])
         if len(found) != len(wanted) or not all(map(math.isclose, found, wanted)):
-            raise RuntimeError(f"{whose}: the episodes of {name} are worth {found}, and not {list(wanted)}")
+            raise RuntimeError(f"{whose}: the episodes of {name} have the scores {found} instead of {list(wanted)}")
 
 
 def measure() -> Outcome:

@@ -23,10 +23,10 @@ from tests.chaos.store_reader import ChangeRecorder
 from tests.chaos.verification import Finding, Verification, describe
 
 STEP_WITHIN_S = 400.0
-"""From a fault to the step at which the next one is due."""
+"""The most time from a fault to the step at which the next fault is due."""
 END_WITHIN_S = 900.0
 SOON = 12
-"""More steps than a trainer makes before its replacement drains it."""
+"""More steps than a trainer makes until a changed number of steps drains and replaces it."""
 
 
 @dataclass(slots=True)
@@ -86,8 +86,8 @@ def _inject_all(injector: FaultInjector, due: list[ScheduledFault], minutes: flo
     injector.steps(injector.run.steps, within_s=END_WITHIN_S)
     injector.until(lambda: injector.run.unit_row(LEADS).state == "stopped", "the end of the job", within_s=END_WITHIN_S)
     injector.log("the job is done")
-    # Verification reads the store and then the ledger of the tools, so nothing may change between the two.
-    # A task that is admitted may still get another attempt.
+    # Verification reads the store first and then the ledger of the tools, so nothing may change between these reads.
+    # An admitted task may still get another attempt.
     under_way = {"Record": {"status": {"$in": ["open", "running"]}}, "Task": {"status": "admitted"}}
     injector.until(
         lambda: not any(injector.run.store.count(name, filter) for name, filter in under_way.items()),

@@ -183,7 +183,7 @@ class FaultInjector:
         return any(_number(one["_id"]) > victim.number and (tools or "shop" in one["names"]) for one in found)
 
     def _has_a_lineage(self, before: int) -> bool:
-        """Whether the gang trains again, of which any rank may have died: a later incarnation of rank 0 than this."""
+        """Whether the gang trains again after the death of any rank: a later incarnation of rank 0 has published."""
         if self._is_complete():
             return True
         published = {"first_version": {"$type": "number"}, "owner": {"$regex": f"^{LEADS}\\."}}

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from tests.chaos.faults import Fault, all_faults, required
 
 AT_ONCE = 2
-"""Faults without a step between them, so that some hit a run that has not recovered yet."""
+"""The number of faults at the same step, so that some hit a run that has not recovered yet."""
 STEPS_APART = 2
 FAULTS_A_MINUTE = 5.0
 TAIL = 60
-"""Steps after the last faults, because missed points cost steps. The rest is cancelled at the end."""
+"""Additional steps after the last fault, because each missed point costs steps. Unused ones are cancelled at the
+end."""
 
 
 class ScheduledFault(NamedTuple):

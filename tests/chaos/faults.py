@@ -32,7 +32,7 @@ FROZEN_AT_MOST_S = 15.0
 """No process gives up the store within this time."""
 
 CONTROL_PLANE = (Role.COORDINATOR, Role.AGENT)
-"""Each restarts the other."""
+"""Each of these processes restarts the other."""
 Fault = Callable[[FaultInjector], None]
 
 
@@ -119,7 +119,7 @@ def during_a_model_call(injector: FaultInjector) -> None:
         engine = injector.pick(Role.ENGINE)
         with frozen(engine):
             sent = {"engine": engine.incarnation, "status": "sent"}
-            if _comes_to(lambda sent=sent: store.count("DispatchedSamplingTask", sent) > 0, SHOWN_S):  # type: ignore[misc]
+            if _comes_true(lambda sent=sent: store.count("DispatchedSamplingTask", sent) > 0, SHOWN_S):  # type: ignore[misc]
                 injector.log(f"{store.count('DispatchedSamplingTask', sent)} calls wait for {engine.incarnation}")
                 injector.kill(engine)
                 return
@@ -130,14 +130,14 @@ def during_a_model_call(injector: FaultInjector) -> None:
 
 
 def rank_dies_within(phase: str, document: str) -> Fault:
-    """Kills one of two ranks while all of them compute. Rank 1 is frozen when the store shows what begins, so that rank
-    0 waits for it within the phase."""
+    """Kills one of two ranks in the middle of a phase. Rank 1 is frozen when the store shows that the phase begins, so
+    rank 0 waits for it within the phase."""
 
     def inject(injector: FaultInjector) -> None:
         for _ in _tries(injector):
             waiting, frozen_one = injector.pick(Role.TRAINER, LEADS), injector.pick(Role.TRAINER, "trainer-1")
             with _changes(injector.run, document, {"operationType": "insert"}) as begun, frozen(frozen_one):
-                if not _comes_to(lambda: injector.run.unit_row(LEADS).phase == phase, SETTLED_S):
+                if not _comes_true(lambda: injector.run.unit_row(LEADS).phase == phase, SETTLED_S):
                     injector.log(f"  too late for {begun['_id']}")
                     continue
                 time.sleep(SETTLED_S)
@@ -174,11 +174,11 @@ def between_optimizer_and_commit(injector: FaultInjector) -> None:
     for _ in _tries(injector):
         trainer, mongod = injector.pick(Role.TRAINER, LEADS), injector.pick(Role.MONGOD)
         with _changes(injector.run, "Step", {"operationType": "insert"}) as step:
-            # Meanwhile it leases its tasks and reads its tokens.
+            # During this time the trainer leases its tasks and reads its tokens.
             time.sleep(delay_s)
             with frozen(mongod):
                 if not _comes_past_the_optimizer(injector.run, step["step"]):
-                    # It had not read everything yet.
+                    # The database was frozen before the trainer had read everything.
                     injector.log(f"  too early for {step['_id']}")
                     delay_s *= 2
                     continue
@@ -204,7 +204,7 @@ def between_rename_and_document(injector: FaultInjector) -> None:
             if target.exists():
                 injector.log(f"  too late for {checkpoint['_id']}")
                 continue
-            if not _comes_to(target.exists):
+            if not _comes_true(target.exists):
                 continue
             injector.log(f"{checkpoint['_id']} is renamed, its document says {checkpoint['status']}")
             injector.kill(trainer)
@@ -247,9 +247,10 @@ RANKS: dict[str, Fault] = {
     "a rank dies in a checkpoint": rank_dies_within("checkpoint", "Checkpoint"),
     "a rank dies in a publication": rank_dies_within("publication", "Publication"),
 }
-"""For a trainer of two ranks."""
+"""Required faults for a trainer of two ranks."""
 IN_THEIR_PLACE = (f"kill {Role.TRAINER}", "between lease and optimizer")
-"""Required of a trainer of one process: with two ranks, one that dies in a step has leased it and not trained it."""
+"""Required faults for a trainer of one process. They replace those of ranks, in which a rank that dies in a step has
+leased the step but not trained it."""
 FROZEN: dict[str, Fault] = {
     "a sampler continues after it was declared dead": frozen_processes.sampler,
     "a trainer continues after it was replaced": frozen_processes.trainer,
@@ -358,8 +359,8 @@ def _open_calls(run: RunUnderTest) -> list[Plain]:
     return [call for call in found if call["status"] in under_way]
 
 
-def _comes_to(condition: Callable[[], bool], within_s: float = FROZEN_AT_MOST_S) -> bool:
-    """Whether a condition holds within a time for which the database can be away."""
+def _comes_true(condition: Callable[[], bool], within_s: float = FROZEN_AT_MOST_S) -> bool:
+    """Whether a condition comes true within a time for which the database may be away."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -373,5 +374,7 @@ def _trains(run: RunUnderTest, step: int) -> bool:
 
 
 def _comes_past_the_optimizer(run: RunUnderTest, step: int) -> bool:
-    """Whether it computes and then ends its phase."""
-    return _comes_to(lambda: _trains(run, step), SETTLED_S) and _comes_to(lambda: run.unit_row(LEADS).phase != "step")
+    """Whether the trainer computes the step and then ends its phase."""
+    return _comes_true(lambda: _trains(run, step), SETTLED_S) and _comes_true(
+        lambda: run.unit_row(LEADS).phase != "step"
+    )

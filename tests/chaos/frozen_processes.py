@@ -1,7 +1,7 @@
 """Faults in which a process is declared dead while it is frozen, and then continues.
 
-Invariants: the coordinator is frozen too, so only the test thaws or ends the process; what others took over meanwhile
-stays theirs, whatever the process still tries; the process notices that it lost its lease, and ends.
+Invariants: the coordinator is frozen too, so only the test thaws or ends the process; records and steps that others
+took over stay with them, whatever the process still writes; the process notices that it lost its lease, and ends.
 """
 
 from __future__ import annotations

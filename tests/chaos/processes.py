@@ -45,10 +45,10 @@ _MODULES = {
 class Process:
     pid: int
     started: int
-    """In ticks since the boot."""
+    """The start time in ticks since the boot."""
     role: Role
     incarnation: str
-    """`sampler-0.3`; a child has that of its unit; empty for coordinator and host agent."""
+    """Such as `sampler-0.3`. A child has the incarnation of its unit; coordinator and host agent have none."""
 
     @property
     def unit(self) -> str:

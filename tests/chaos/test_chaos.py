@@ -34,7 +34,7 @@ def test_schedule_depends_on_the_seed_and_has_all_required_faults() -> None:
         assert due == schedule(seed, 30)
         assert due != schedule(seed + 2, 30)
         assert {one.name for one in due[: len(wanted)]} == wanted.keys() == {one.name for one in schedule(seed, 0)}
-        assert (RANKS.keys() <= wanted.keys()) == (seed % 2 == 0), "ranks die where there are two"
+        assert (RANKS.keys() <= wanted.keys()) == (seed % 2 == 0), "deaths of ranks are required only with two ranks"
         assert len(due) > 5 * len(schedule(seed, 0))
         assert [one.at_step for one in due] == sorted(one.at_step for one in due)
         assert steps_of(due) > due[-1].at_step

@@ -22,7 +22,8 @@ from tests.chaos.store_reader import ChangeRecorder, Plain, by_id
 ANSWERED = ("ok", "tool_error")
 NOT_COUNTED = ("failed", "abandoned", "superseded")
 TRIED_AGAIN = ("timeout", "lost", "cancelled")
-"""Statuses of calls that were made again: closing the session during the second call cancels the first answer."""
+"""Statuses of calls that may be tried again. `cancelled` is one, because closing the session during the second call
+cancels the first answer."""
 FINAL_STATUSES = {
     "scored": ("scored", "excluded", "superseded"),
     "finished": ("finished", "scored", "unscored", "unscorable", "excluded", "superseded"),
@@ -161,8 +162,8 @@ class Verification:
         yield from (call for call, often in times.items() if often > 1)
 
     def _unknown_calls(self) -> Iterator[str]:
-        """A sampler may die between a call that is safe to repeat and its write; another one goes on with the record,
-        or its attempt does not count."""
+        """Executed calls that the store does not know. They are allowed if a sampler died between a repeatable call and
+        its write: then another sampler continues the record, or its attempt does not count."""
         handed_over = {call["record"] for call in self.calls.values() if call["turn"] < 0}
         for call in unknown_calls(self.ledger, self.tool_calls):
             wanted = call.removesuffix(FRESH)

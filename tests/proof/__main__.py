@@ -1,8 +1,8 @@
-"""`python -m tests.proof [--seeds 5] [--steps 30] [--out DIR]`: whether training does what it claims.
+"""`python -m tests.proof [--seeds 5] [--steps 30] [--out DIR]`: checks that training does what it claims.
 
-Each seed warms a model up once; every arm goes on from there. The arms of all seeds come first, two side by side, each
-on one thread; then whole runs and TRL, which have both cores. Writes `results.json`, `proof.md` and plots, and goes on
-where it was stopped.
+Each seed warms a model up once, and every arm continues from there. The arms of all seeds come first, two at a time
+with one thread each, then whole runs and TRL, which use both cores. Writes `results.json`, `proof.md` and plots. A
+proof that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Proof:
         data, trained = self._out.absolute() / f"data-{seed}", self._out.absolute() / f"trl-{seed}"
         rows = data / "runs" / "shop-data" / "train.jsonl"
         if not rows.exists():
-            shop_run(_made(data), seed)
+            shop_run(_emptied(data), seed)
         options = ("--last", str(self._steps), "--seed", str(seed), "--save", str(trained))
         if not (trained / "config.json").exists():
             _program("tests.benchmarks.trl_peer", str(model), str(rows), *options)
@@ -92,11 +92,11 @@ class Proof:
         key = f"{arm}/{seed}"
         if key in self._known:
             return
-        sys.stderr.write(f"seed {seed}: {arm}\n")  # One call: two lanes write at the same time.
+        sys.stderr.write(f"seed {seed}: {arm}\n")  # Written in one call, because two lanes write at the same time.
         self._known[key] = _program(program, *words)
         self._file.write_text(json.dumps(self._known, indent=1))
 
-    # ---- what came of it ----
+    # ---- results ----
 
     def report(self) -> None:
         early = f"after {EARLY} steps"
@@ -148,7 +148,7 @@ class Proof:
         return [found for key, found in self._known.items() if key.rpartition("/")[0] == arm]
 
     def _curve(self, arm: str, along: str) -> list[tuple[float, Mean]]:
-        """At each step the means over seeds, also of the place along the axis."""
+        """For each step the mean over seeds, and the mean position on the axis."""
         steps = zip(*self._of(arm), strict=True)
         return [(mean([at[along] for at in those]).value, mean([at["held_out"] for at in those])) for those in steps]
 
@@ -168,7 +168,7 @@ def _program(name: str, *words: str) -> Any:
 
 async def _warm_up(seed: int, model: Path) -> None:
     torch.set_num_threads(2)
-    folder = _made(model.with_name(f"warming-{seed}"))
+    folder = _emptied(model.with_name(f"warming-{seed}"))
     config = shop_run(folder, seed)
     (server,) = config.tools.values()
     async with connected(server) as tools:
@@ -178,8 +178,8 @@ async def _warm_up(seed: int, model: Path) -> None:
         await one.close()
 
 
-def _made(folder: Path) -> Path:
-    """Empty, also if a proof that was stopped left some of it."""
+def _emptied(folder: Path) -> Path:
+    """Create the folder, without files that a stopped proof left there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-# Of Student's distribution, two-sided, by degrees of freedom.
+# Quantiles of Student's distribution for two-sided 95 %, by degrees of freedom.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568", "#975a16", "#2c7a7b")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 720, 360, 56, 16, 190, 44
@@ -31,7 +31,7 @@ def mean(values: Sequence[float]) -> Mean:
 
 
 Curve = Sequence[tuple[float, Mean]]
-"""Places along the axis, with the mean there."""
+"""Positions on the axis, each with the mean there."""
 
 
 def plot(curves: Mapping[str, Curve], *, along: str, up: str) -> str:

@@ -1,9 +1,9 @@
-"""Asynchronous training at age 0 against a synchronous loop: `python -m tests.proof.synchronous SEED MODEL`.
+"""Compares asynchronous training at age 0 with a synchronous loop: `python -m tests.proof.synchronous SEED MODEL`.
 
-With a bound of 0 nothing older than the newest weights is trained, so a run learns from the same records, in the same
-order, as a loop that samples a batch, waits for all of it and trains. Both have one thread and an engine of one slot,
-because the sum of a batch of calls is rounded by its shape. Prints one JSON document: whether the weights are the same
-bits after the last step.
+With a bound of 0, only records of the newest weights are trained. So a run learns from the same records in the same
+order as a loop that samples a batch, waits for all of it and trains. Both have one thread and an engine of one slot,
+because rounding depends on the shape of a batch of calls. Prints one JSON document: whether the weights are bitwise
+equal after the last step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tests.proof.arms import config_of
 
 
 class Synchronous(OneProcess):
-    """Samples what the next batch lacks, waits for all of it, and goes on after the batch was trained."""
+    """Samples the groups that the next batch lacks, waits for all of them, and continues after the batch was
+    trained."""
 
     async def _keep_sampling(self) -> None:
         n, groups = self._config.sampling.n, self._config.training.groups
@@ -42,7 +43,7 @@ class Synchronous(OneProcess):
                 await asyncio.gather(
                     *(self._group(shuffled[order], order) for order in itertools.islice(orders, missing))
                 )
-            while self.story.steps == steps:  # which grows when the new weights are served
+            while self.story.steps == steps:  # it grows once the new weights are served
                 await asyncio.sleep(LOOK_EVERY_S)
 
 
@@ -68,8 +69,8 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--steps", type=int, default=5)
     given = parser.parse_args()
-    # What an engine keeps of earlier calls depends on their order, and a prompt that is computed in parts is rounded
-    # otherwise than a whole one.
+    # Disable the cache. Its content depends on the order of calls, and a prompt that is computed in parts is rounded
+    # differently from a whole one.
     Keys.reusable = lambda model, shared, cached: 0  # type: ignore[method-assign, assignment]
     both = [asyncio.run(trained(make, given.seed, given.model, given.steps)) for make in (OneProcess, Synchronous)]
     print(json.dumps({"same": both[0] == both[1], "asynchronous": both[0], "synchronous": both[1]}))

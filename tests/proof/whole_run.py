@@ -82,7 +82,7 @@ def _is_over(store: RunStore, steps: int) -> bool:
 
 
 def _kill_one(chance: random.Random) -> list[str]:
-    """The coordinator, or the process of a unit."""
+    """Kill the coordinator or the process of a unit."""
     found = sorted({(name, process.pid): process for name, process in _processes()}.items())
     if not found:
         return []
@@ -92,7 +92,8 @@ def _kill_one(chance: random.Random) -> list[str]:
 
 
 def _processes() -> Iterator[tuple[str, psutil.Process]]:
-    """Of this run, by the program. Those of units have no environment of ours, and the host agent as ancestor."""
+    """The processes of this run, with their programs. Processes of units do not inherit our mark, so they are found as
+    descendants of the host agent."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) != str(os.getpid()):

@@ -1,5 +1,5 @@
-"""The examples of `assets/environments` with verifiers, as its own documentation writes environments.
+"""The examples of `assets/environments` for verifiers, written in the style of its documentation.
 
-`tasksets` is for its release 0.4, `classic` for the interface that it had until 0.1.14. They run in environments of
-their own, where agentrl is not installed.
+`tasksets` is for release 0.4 of verifiers, `classic` for the interface that it had until 0.1.14. They run in separate
+Python environments without agentrl.
 """
