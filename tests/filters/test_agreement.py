@@ -27,7 +27,7 @@ real = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 @pytest.fixture(scope="module")
 def collection(mongo_url: str) -> Iterator[Collection[dict[str, Any]]]:
     with MongoClient[dict[str, Any]](mongo_url) as client:
-        # The data is not needed after the test, so no write waits for the disk.
+        # Nobody needs the data after the test, so writes do not wait for the disk.
         yield client["filters"].get_collection("documents", write_concern=WriteConcern(w=1, j=False))
 
 

@@ -121,7 +121,7 @@ def test_notebook_shows_the_page_in_a_frame_that_cannot_act() -> None:
     assert only[1]["srcdoc"] == record_page.page(story(), {})
 
 
-def test_what_judges_did_after_the_episode_leaves_no_wait_that_ends_before_it_begins() -> None:
+def test_judge_calls_after_the_episode_give_no_wait_with_a_negative_duration() -> None:
     later = [JUDGED | {"at": BEGIN.timestamp() + after} for after in (20.0, 3600.0)]
     found = record_timeline.spans(story(), later)
     assert [span for span in found if span.end < span.begin] == []
@@ -175,9 +175,9 @@ def test_trace_is_what_the_format_of_trace_events_allows() -> None:
     slices = {(event["tid"], event["ts"]): event for event in by_phase["X"]}
     assert all(type(event["dur"]) is int and event["dur"] >= 0 for event in slices.values())
     named = [event["tid"] for event in by_phase["M"] if event["name"] == "thread_name"]
-    assert sorted(named) == sorted({tid for tid, _ in slices}), "each thread has a name, once"
-    assert min(ts for _, ts in slices) == 0, "time begins with the record"
-    # An arrow begins inside of a model call and ends at the begin of a tool call that follows it.
+    assert sorted(named) == sorted({tid for tid, _ in slices}), "each thread has exactly one name"
+    assert min(ts for _, ts in slices) == 0, "time starts at the beginning of the record"
+    # An arrow begins inside a model call and ends where a later tool call begins.
     begins, ends = ({event["id"]: event for event in by_phase[phase]} for phase in "sf")
     assert begins.keys() == ends.keys()
     assert len(begins) == len(by_phase["s"]) == len(by_phase["f"]) == 2

@@ -15,9 +15,9 @@ from agentrl.formatting.safe_text import sanitise, sanitise_lines
 
 MARKS = st.characters(categories=("Mn", "Mc", "Me"))
 FILLERS = "\u115f\u1160\u3164\uffa0\u17b4\u2800\U00016fe4\U0001d159"
-CELLLESS = [sign for sign in map(chr, range(0x300, 0x20000)) if cell_len(sign) == 0]
+ZERO_WIDTH = [sign for sign in map(chr, range(0x300, 0x20000)) if cell_len(sign) == 0]
 IGNORED = ("VARIATION SELECTOR", "FILLER", "ZERO WIDTH", "INVISIBLE ", "GRAPHEME JOINER", "PATTERN BLANK")
-"""Words in the names of invisible characters. Some visible ones have them too."""
+"""Words in the names of invisible characters. Some visible characters have these words in their names too."""
 SEEN = ("GAP FILLER", "LINE FILLER")
 RESERVED = (*range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000), 0x2065)
 """Reserved by Unicode for invisible characters."""
@@ -50,7 +50,7 @@ def test_drawings_and_emoji_stay() -> None:
     assert sanitise(text) == text
 
 
-def _looks_like_nothing(sign: str) -> bool:
+def _is_invisible(sign: str) -> bool:
     name = unicodedata.name(sign, "")
     moves = unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp")
     named = any(word in name for word in IGNORED) and not any(word in name for word in SEEN)
@@ -66,21 +66,21 @@ def test_no_remaining_character_is_invisible_or_moves_the_text() -> None:
     for block in _blocks():
         text = "".join(f"a{chr(sign)}" for sign in block)
         one, several = sanitise(text), sanitise_lines(text)
-        hidden = [f"U+{ord(sign):04X}" for sign in {*one, *several} - {"\t", "\n"} if _looks_like_nothing(sign)]
+        hidden = [f"U+{ord(sign):04X}" for sign in {*one, *several} - {"\t", "\n"} if _is_invisible(sign)]
         assert not hidden
         assert not {"\t", "\n"} & {*one}
-        # The letters stay; an escape takes the one after it along.
+        # The letters stay, but an escape removes the letter after it.
         assert len(block) - 1 <= one.count("a") <= len(block) + 1
 
 
 def test_at_most_four_characters_of_no_width_follow_a_letter() -> None:
-    for sign in CELLLESS:
+    for sign in ZERO_WIDTH:
         heap = sanitise("a" + sign * 50)
         assert sum(cell_len(each) == 0 for each in heap) <= 4, f"U+{ord(sign):04X}"
 
 
 @settings(deadline=None)
-@given(st.text(st.one_of(st.sampled_from(CELLLESS), st.characters()), max_size=60))
+@given(st.text(st.one_of(st.sampled_from(ZERO_WIDTH), st.characters()), max_size=60))
 def test_sanitised_text_has_few_characters_of_no_width_and_is_stable(text: str) -> None:
     shown = sanitise(text)
     assert not re.search("0{5}", "".join(str(cell_len(sign)) for sign in shown)), ascii(shown)

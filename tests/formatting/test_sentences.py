@@ -46,7 +46,7 @@ OF_MANY = {
 }
 """Plurals without `counted`, each with its reason."""
 BY_OTHERS = re.compile(r"(?:^|[._])(?:reason|because|error|message|sentence|note|help)(?:\(.*\))?$")
-"""Names of texts that others wrote, maybe with a full stop."""
+"""Names of variables with texts from elsewhere, which may end with a full stop."""
 LITERALS = {
     "batches": "batch", "boxes": "box", "hashes": "hash", "losses": "loss", "processes": "process", "queries": "query",
     "kinds of tool errors": "kind of tool errors", "groups without signal": "group without signal",
@@ -77,7 +77,7 @@ def test_numbers_before_plurals_use_counted() -> None:
         found = NUMBER.match(text)
         if found and found[1] not in VERBS and found[1] not in OF_MANY and not _is_text(value):
             wrong.append(f"{where}: {{{value}}}{text[:30]}")
-    assert not wrong, "\n".join(["`counted` says how many there are:", *wrong])
+    assert not wrong, "\n".join(["use `counted` for a number before a plural:", *wrong])
 
 
 def _is_text(value: str) -> bool:
@@ -90,7 +90,7 @@ def test_full_stops_after_foreign_text_use_ended() -> None:
         for where, value, text in _inserted()
         if re.match(r"\.(?:\s|$)", text) and BY_OTHERS.search(value) and not value.startswith("ended(")
     ]
-    assert not wrong, "\n".join(["`ended` sets one full stop:", *wrong])
+    assert not wrong, "\n".join(["use `ended` to add a full stop:", *wrong])
 
 
 @pytest.mark.parametrize(("many", "one"), LITERALS.items())

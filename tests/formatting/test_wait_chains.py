@@ -15,7 +15,9 @@ def test_very_short_waits_are_left_out() -> None:
     assert wait_chain_text.worth_showing([chain(handed_on)]) == []
     (left,) = wait_chain_text.worth_showing([chain(handed_on), chain(handed_on, waiting)])
     assert [line.sentence for line in wait_chain_text.of_chain(left)] == ["c-0 waits for b-0 (work), 4 s"]
-    assert wait_chain_text.worth_showing([chain(handed_on, amiss=True)]), "a unit has just died"
+    assert wait_chain_text.worth_showing([chain(handed_on, amiss=True)]), (
+        "a chain with a problem is shown even if it is short"
+    )
 
 
 def test_cause_of_a_chain_is_named_once() -> None:

@@ -16,7 +16,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does not belong to any run."""
+    """A process that belongs to no run."""
     process = subprocess.Popen(SLEEP, start_new_session=True)
     yield process
     process.kill()

@@ -51,7 +51,7 @@ class Listener:
         assert self.hub.send(self.peer, wire.encode(message))
 
     async def hello(self, agent: subprocess.Popen[bytes]) -> HostHello:
-        """The last hello of this agent process."""
+        """Wait for the last hello of this agent process."""
 
         def found() -> HostHello | None:
             assert agent.poll() is None, f"the agent ended with {agent.returncode}"

@@ -62,12 +62,12 @@ class Sent:
         def found() -> M | None:
             return next((m for m in self.all(kind, unit, incarnation) if that(m)), None)
 
-        return await aeventually(found, what=f"{kind.__name__} of {unit or 'anybody'}")
+        return await aeventually(found, what=f"{kind.__name__} of {unit or 'any unit'}")
 
 
 @dataclass
 class Bench:
-    """The home of an agent. `again()` creates the next agent with the same ledger."""
+    """The home of an agent. Each call of `agent()` starts the next agent with the same ledger."""
 
     home: Home
     sent: Sent = field(default_factory=Sent)
@@ -85,7 +85,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def tidy_agent(self, *, use_cgroups: bool = True, times: Intervals = QUICK) -> AsyncIterator[Agent]:
-        """An agent whose units are all killed at the end, and with them the helper that started them."""
+        """An agent whose units, and the helper that started them, are all killed at the end."""
         async with self.agent(use_cgroups=use_cgroups, times=times) as agent:
             try:
                 yield agent
@@ -93,7 +93,7 @@ class Bench:
                 await end_all(agent)
                 helper = procfs.read_stat(agent.processes._spawner.pid)
         if helper is not None:
-            # A helper that is left ends soon, but until then the next test would find it among its descendants.
+            # A remaining helper ends soon, but until then the next test would find it among its descendants.
             identity = procfs.Identity(helper.pid, helper.start_ticks, procfs.boot_id())
             await aeventually(lambda: not identity.alive(), what="the end of the spawn helper")
 

@@ -70,7 +70,7 @@ async def test_unit_without_devices_keeps_what_its_host_agent_sees(
     assert seen.read_text() == "7\n"
 
 
-async def test_a_device_that_is_gone_is_told_at_once_and_no_unit_starts_on_it(
+async def test_a_missing_device_is_reported_at_once_and_no_unit_starts_on_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "1")
@@ -104,7 +104,7 @@ class Scripted:
         return (Measured("GPU-a", memory_used_bytes=GIB, pids=self.pids),)
 
 
-async def test_processes_on_a_device_are_told_apart(bench: Bench) -> None:
+async def test_processes_on_a_device_are_distinguished(bench: Bench) -> None:
     source = Scripted()
     async with bench.tidy_agent() as agent:
         await aeventually(lambda: bench.sent.all(HostStats))
@@ -116,15 +116,17 @@ async def test_processes_on_a_device_are_told_apart(bench: Bench) -> None:
         unit = await aeventually(lambda: agent.incarnations["web-0.1"].entry.pid)
         source.pids = (unit, os.getpid(), 2**22 + 1)
 
-        def told() -> dict[int, str] | None:
+        def seen_pids() -> dict[int, str] | None:
             stats = bench.sent.all(HostStats)[-1]
             found = {one.pid: one.incarnation for use in stats.devices for one in use.processes}
             return found if unit in found else None
 
-        found = await aeventually(told, what="the processes in the measurements")
+        found = await aeventually(seen_pids, what="the processes in the measurements")
         assert found == {unit: "web-0.1", os.getpid(): "", 2**22 + 1: ""}
         last = bench.sent.all(HostStats)[-1].devices[0]
-        assert [bool(one.command) for one in last.processes] == [True, True, False], "one is not visible from here"
+        assert [bool(one.command) for one in last.processes] == [True, True, False], (
+            "the process of an unknown pid has no command"
+        )
 
 
 def test_a_source_that_fails_leaves_a_sentence() -> None:
@@ -156,7 +158,7 @@ class Card:
 
 @dataclass
 class Some:
-    """An answer with these attributes."""
+    """An answer of NVML with these attributes."""
 
     total: int = 0
     used: int = 0
@@ -270,7 +272,7 @@ def test_cards_without_a_driver_leave_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_real_library_answers_or_is_absent() -> None:
-    """Wherever this runs: devices are found, or none are and the reason is known."""
+    """On any machine with cards, NVML finds devices or reports why it finds none."""
     nvidia = Nvidia({})
     present = any(name.startswith("nvidia") and name[6:].isdecimal() for name in os.listdir("/dev"))
     assert bool(nvidia.devices() or nvidia.problem) == present

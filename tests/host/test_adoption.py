@@ -54,7 +54,7 @@ async def test_all_units_survive_a_kill_of_their_agent_and_are_adopted(swept: Be
         }
         assert all(u.exit is None for u in hello.inventory)
         assert all(map(alive, units))
-        # The new agent knows the incarnation and does not start it twice.
+        # The new agent knows the incarnation and does not start it again.
         listener.sent.messages.clear()
         listener.tell(spawn("web-3", *SLEEP))
         assert (await listener.sent.one(Spawned, "web-3")).pid == units[3].pid
@@ -152,12 +152,12 @@ async def test_agent_survives_a_coordinator_that_comes_and_goes(swept: Bench, tm
     async with listening(swept.home, tmp_path) as listener:
         hello = await listener.hello(agent)
 
-        def told() -> bool:
+        def exit_reported() -> bool:
             return any(u.exit is not None and u.exit.signal == signal.SIGTERM for u in hello.inventory) or bool(
                 listener.sent.all(Exited)
             )
 
-        await aeventually(told)
+        await aeventually(exit_reported)
         await end(agent)
 
 

@@ -16,7 +16,7 @@ from tests.waiting import aeventually
 
 
 @pytest.mark.parametrize("left", [b"", msgspec.json.encode(AgentFile(1, 1, "boot", "h", "run" * 100))])
-def test_agent_on_a_full_disk_is_named_at_once_in_place_of_the_former_or_when_there_is_space(
+def test_agent_on_a_full_disk_replaces_the_former_name_at_once_or_writes_its_own_later(
     tmp_path: Path, left: bytes
 ) -> None:
     folder = tmp_path / "small"

@@ -135,7 +135,7 @@ async def test_agent_ends_with_its_coordinator_unless_it_has_units(bench: Bench,
             await bench.sent.one(Spawned)
         async with guarding(folder, gave_up, agent) as agent.watchdog:
             await aeventually(lambda: not agent.watchdog.active)
-            assert len(gave_up) == (2 if keeps else 1), "who ends does not say that no other coordinator is started"
+            assert len(gave_up) == (2 if keeps else 1), "an agent that ends does not report that it gave up"
             assert agent.finished.is_set() == (not keeps)
 
 
@@ -186,22 +186,22 @@ def sleeper() -> subprocess.Popen[bytes]:
 async def test_pauses_between_restarts_grow_with_repeated_deaths(folder: Path) -> None:
     (folder / "code").write_text("1")
     loop = asyncio.get_running_loop()
-    # Measured from before the first start, because a later beginning would miss parts of the pauses.
+    # Measured from before the first start; a later beginning would miss part of the pauses.
     then = loop.time()
     async with guarding(folder, []) as watchdog:
         await aeventually(lambda: len((folder / "starts").read_text()) >= 5)
-        assert loop.time() - then > 3.0, "half a second, one and two"
+        assert loop.time() - then > 3.0, "the pauses are 0.5, 1 and 2 s"
         assert watchdog.active
 
 
 WELCOME = Welcome(epoch="e", run=RUN, run_name="r", now_ct=0.0, coordinator_silent_s=0.4)
 
 
-def nobody_listens(message: Message) -> bool:
+def no_reply(message: Message) -> bool:
     return False
 
 
-def told(watchdog: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
+def reports_of(watchdog: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
     """The reports for the next coordinator."""
     reply: list[Message] = []
     watchdog.received(WELCOME, lambda message: reply.append(message) is None)
@@ -213,15 +213,15 @@ async def test_silent_coordinator_writes_its_stacks_and_is_replaced(
 ) -> None:
     async with guarding(folder, []) as watchdog:
         first = await aeventually(lambda: pid_of(folder))
-        watchdog.received(WELCOME, nobody_listens)
+        watchdog.received(WELCOME, no_reply)
         await aeventually(lambda: pid_of(folder) not in (0, first) and watchdog.pid == pid_of(folder))
-        (trouble,) = told(watchdog)
+        (trouble,) = reports_of(watchdog)
         assert trouble.pid == first
         assert "silent" in trouble.what
         assert "started" in trouble.done
         assert trouble.exit is not None
         assert trouble.exit.signal == signal.SIGABRT
-        assert told(watchdog) == [], "told once"
+        assert reports_of(watchdog) == [], "the trouble is reported once"
 
 
 def state_of(pid: int) -> str:
@@ -234,10 +234,10 @@ async def test_stopped_coordinator_is_continued_once_and_replaced_if_it_stays_si
         first = int(await aeventually(lambda: pid_of(folder)))
         os.kill(first, signal.SIGSTOP)
         await aeventually(lambda: state_of(first) == "T")
-        watchdog.received(WELCOME, nobody_listens)
-        # It needs processor time only to wait again.
+        watchdog.received(WELCOME, no_reply)
+        # A continued process needs processor time before it sleeps again.
         await aeventually(lambda: state_of(first) != "T")
-        (trouble,) = told(watchdog)
+        (trouble,) = reports_of(watchdog)
         assert (trouble.pid, trouble.exit) == (first, None)
         assert "stopped" in trouble.what
         await aeventually(lambda: watchdog.pid not in (0, first))

@@ -17,7 +17,7 @@ STUBBORN = python(
 )
 
 
-async def test_agent_says_that_it_leaves_and_ends_when_the_coordinator_has_moved_its_units(tmp_path: Path) -> None:
+async def test_agent_reports_that_it_leaves_and_ends_when_its_units_have_moved(tmp_path: Path) -> None:
     bench = Bench(home(tmp_path))
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))
@@ -26,7 +26,7 @@ async def test_agent_says_that_it_leaves_and_ends_when_the_coordinator_has_moved
         agent.leave(1.0, "again")
         (leaving,) = bench.sent.all(messages.HostLeaving)
         assert (leaving.why, 599.0 < leaving.within_s <= 600.0) == ("evicted", True)
-        agent.connected()  # another coordinator
+        agent.connected()  # to another coordinator
         assert len(bench.sent.all(messages.HostLeaving)) == 2
         agent.receive(messages.SignalUnit("web-0", 1, signal.SIGTERM))
         await bench.sent.one(messages.GroupEmpty, "web-0")

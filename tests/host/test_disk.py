@@ -57,7 +57,7 @@ async def test_on_a_full_disk_nothing_is_started_and_nothing_is_lost(full_disk_b
         later = Ledger(folder / "hosts/h1/ledger")
         later.load()
         entry = next(entry for entry in later.entries() if entry.name == "web-0.1")
-        assert entry.group_empty, "what could not be written was written later"
+        assert entry.group_empty, "entries that could not be written were written later"
         agent.receive(spawn("web-1", *SLEEP))
         await bench.sent.one(Spawned, "web-1")
 

@@ -134,7 +134,7 @@ async def rude_server(answer: bytes) -> AsyncIterator[int]:
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
-    # A connection may arrive in the last moment, and one that stays open causes a warning in a later test.
+    # A connection may arrive at the last moment. An open one would cause a warning in a later test.
     for writer in visitors:
         writer.transport.abort()
     for writer in visitors:
@@ -153,7 +153,7 @@ async def test_http_error_is_a_failure(bench: Bench) -> None:
 @pytest.mark.parametrize("question", ["tcp", "http"])
 async def test_closed_port_gives_a_reason_in_words(bench: Bench, question: str) -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # so that no other program listens there meanwhile
+        held.bind(("127.0.0.1", 0))  # so that no other program can listen there
         address = f"127.0.0.1:{held.getsockname()[1]}"
         probe = Probe(tcp=address, **QUICK) if question == "tcp" else Probe(http=f"http://{address}/", **QUICK)
         async with bench.tidy_agent() as agent:

@@ -19,8 +19,8 @@ from tests.waiting import PATIENCE_S, aeventually, eventually
 
 both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
 
-# Forks twice with a session of its own, clears its environment and closes all files. Only its cgroup, or its adoption
-# by the agent as the parent of orphans, shows where it came from.
+# Forks twice into a session of its own, clears its environment and closes all files. Only its cgroup shows its origin,
+# or the fact that the agent, which adopts orphans, becomes its parent.
 HIDE = """
 import os, sys
 if os.fork() == 0:
@@ -137,7 +137,7 @@ async def test_concurrent_deaths_are_swept_together(bench: Bench) -> None:
         for message in bench.sent.all(Spawned):
             os.kill(message.pid, signal.SIGKILL)
         await aeventually(lambda: len(bench.sent.all(GroupEmpty)) == 20)
-        assert until_all_waited[0] == 1, "one pass over /proc serves all that wait for one"
+        assert until_all_waited[0] == 1, "one pass over /proc serves all waiting sweeps"
 
 
 def test_pid_with_another_start_time_is_not_killed(stranger: subprocess.Popen[bytes]) -> None:
@@ -168,7 +168,7 @@ async def test_scan_reports_what_it_could_not_prove(bench: Bench) -> None:
         await aeventually(lambda: procfs.marks(pid), what="the environment of a process that is being executed")
         agent.receive(Ask("a", ScanRun()))
         report = wire.decode_as(ScanReport, (await bench.sent.one(Answer)).body)
-        # Others may be descendants of the test process, such as the helper of the test before, while they end.
+        # Ending processes, such as the helper of the test before, may still be descendants of the test process.
         assert [info.incarnation for info in report.found if info.why == "mark"] == ["web-0.1"], report.found
         assert "not in cgroups" in report.unproven
         agent.receive(Ask("b", ScanRun(kill=True)))

@@ -1,4 +1,4 @@
-"""A rank of a gang is told its place as by torchrun, and is not started where its gang cannot meet."""
+"""A rank of a gang gets its place in variables like from torchrun, and is not started where its gang cannot meet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (
 )
 
 
-async def test_rank_is_told_its_place_and_sees_the_devices_of_all_ranks_of_its_host(
+async def test_rank_gets_its_place_and_sees_the_devices_of_all_ranks_of_its_host(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(VARIABLE, "3")
@@ -32,7 +32,7 @@ async def test_rank_is_told_its_place_and_sees_the_devices_of_all_ranks_of_its_h
         ended = await bench.sent.one(Exited)
         assert (ended.exit.code, seen.read_text()) == (0, "3 1 2 4 1 1 2 127.0.0.1 1 2,0 lo fast0")
     async with bench.agent() as later:
-        assert later.hello().inventory[0].rank == PLACE, "the ledger has it"
+        assert later.hello().inventory[0].rank == PLACE, "the ledger has the rank"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_lines_that_are_no_errors_are_not_counted() -> None:
 def test_a_traceback_and_the_line_before_it_are_one_error() -> None:
     logged = "12:01 ERROR scorer: no score\n" + TRACEBACK.partition("\n")[2].format(line=1, worker=2)
     assert list(errors_in((logged + logged).splitlines())) == ["limits.LimiterGone: worker 2 has no rate limiter"] * 2
-    # A server's lines have the name of the server before them, and an exception group has a margin.
+    # Lines of a server begin with its name, and lines of an exception group begin with a margin.
     server = [f"12:01 toolbox: search: {line.strip()}" for line in logged.splitlines()[1:]]
     assert list(errors_in([*server, "12:02 toolbox: ValueError: no"])) == ["ValueError: no"]
     group = ["  + Exception Group Traceback (most recent call last):", "  | KeyError: 'a'", "step 3"]
@@ -64,7 +64,7 @@ def test_an_error_is_counted_over_looks_with_its_first_and_last_time(
     old = TRACEBACK.format(line=1, worker=0)
     path.write_text(old * 30)
     errors.look([("web-0", path)])
-    assert errors.of_unit("web-0") == (), "it was there before"
+    assert errors.of_unit("web-0") == (), "the error was in the log at the first look"
     for look in range(COUNT_FROM):
         assert errors.of_unit("web-0") == ()
         with path.open("a") as log:

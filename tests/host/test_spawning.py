@@ -93,7 +93,7 @@ async def test_child_is_in_its_cgroup_and_session_before_its_first_instruction(t
 
 @pytest.fixture
 def ignored_signals() -> Iterator[None]:
-    """As in a script that starts the agent with nohup or in the background."""
+    """Ignore signals like a script that starts the agent with nohup or in the background."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGQUIT)}
     yield
     for number, handler in before.items():
@@ -107,7 +107,9 @@ async def test_child_inherits_no_descriptor_and_no_ignored_signal(tmp_path: Path
         *descriptors, ignored = await spawns.output_of("ls /proc/$$/fd; grep SigIgn /proc/$$/status")
         assert descriptors == ["0", "1", "2"]
         numbers = {number for number in range(1, 65) if int(ignored.split()[1], 16) >> number - 1 & 1}
-        assert not numbers & signal.valid_signals(), "what the C library keeps for its threads is nobody's to reset"
+        assert not numbers & signal.valid_signals(), (
+            "no signal is ignored except those that the C library reserves for threads"
+        )
 
 
 @both
@@ -197,7 +199,7 @@ async def test_helper_that_hangs_does_not_hide_a_status(tmp_path: Path, monkeypa
         assert (await aeventually(lambda: spawns.ended.get(process.pid))).code == 5
 
 
-async def test_cause_that_is_no_error_of_the_system_is_reported(tmp_path: Path) -> None:
+async def test_error_that_is_not_from_the_system_is_reported(tmp_path: Path) -> None:
     async with spawning(tmp_path) as spawns:
         with pytest.raises(OSError, match="UnicodeEncodeError"):
             spawns.start("/bin/echo", "\ud800")

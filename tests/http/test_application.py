@@ -51,7 +51,7 @@ async def test_path_is_answered_by_its_method_and_only_behind_the_guard() -> Non
 
 
 def options_at(port: int | None) -> set[int]:
-    """TCP_NODELAY of the connections that this process has accepted at a port."""
+    """The values of TCP_NODELAY of the connections that this process has accepted at a port."""
     found = set()
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):

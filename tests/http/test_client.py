@@ -28,12 +28,12 @@ class Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         say = self._says[min(self.connections, len(self._says) - 1)]
         self.connections += 1
-        # A client that is through with a connection just leaves.
+        # A client that needs a connection no more closes it without notice.
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
             await say(reader, writer)
 
     async def request(self, reader: asyncio.StreamReader) -> bytes:
-        """One with its body, as it came."""
+        """Read one request with its body. Returns its bytes."""
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         self.requests.append(head + await reader.readexactly(length))
@@ -68,8 +68,8 @@ async def serving() -> AsyncIterator[Serving]:
         await close()
 
 
-def again_and_again(*pieces: bytes) -> Callable[[Server], Say]:
-    """Each request on the connection is answered with this, piece by piece."""
+def every_time(*pieces: bytes) -> Callable[[Server], Say]:
+    """Answers each request on a connection with these pieces, one after the other."""
 
     def of(server: Server) -> Say:
         async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +86,7 @@ def again_and_again(*pieces: bytes) -> Callable[[Server], Say]:
 
 
 def once(*pieces: bytes) -> Callable[[Server], Say]:
-    """One request, this answer, and the connection is closed."""
+    """Answers one request, then closes the connection."""
 
     def of(server: Server) -> Say:
         async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +101,7 @@ def once(*pieces: bytes) -> Callable[[Server], Say]:
 
 
 def at_once(server: Server) -> Say:
-    """Closed before anything is read."""
+    """Closes the connection before it reads anything."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         return
@@ -115,7 +115,7 @@ async def read(client: HttpClient, path: str = "/x", body: bytes = b"") -> tuple
 
 
 async def test_consecutive_calls_share_a_connection(serving: Serving) -> None:
-    client, server = await serving(again_and_again(OK))
+    client, server = await serving(every_time(OK))
     assert await read(client, "/a", b"{}") == (200, b"ok")
     assert await read(client, "/b") == (200, b"ok")
     assert server.connections == 1
@@ -125,7 +125,7 @@ async def test_consecutive_calls_share_a_connection(serving: Serving) -> None:
 
 
 async def test_concurrent_calls_have_their_own_connections(serving: Serving) -> None:
-    client, server = await serving(again_and_again(OK))
+    client, server = await serving(every_time(OK))
     answers = await asyncio.gather(*(read(client, f"/{number}") for number in range(8)))
     assert answers == [(200, b"ok")] * 8
     assert server.connections == 8
@@ -141,7 +141,7 @@ async def test_concurrent_calls_have_their_own_connections(serving: Serving) -> 
     ids=["in chunks", "byte by byte", "announced"],
 )
 async def test_answer_is_complete_in_any_pieces(serving: Serving, pieces: list[bytes]) -> None:
-    client, server = await serving(again_and_again(*pieces))
+    client, server = await serving(every_time(*pieces))
     for _ in range(2):
         assert await read(client) == (200, b"abcde")
     assert server.connections == 1
@@ -173,7 +173,7 @@ async def test_broken_or_invalid_answer_is_an_error_without_a_retry(serving: Ser
 
 
 async def test_connection_that_the_server_had_closed_meanwhile_is_replaced(serving: Serving) -> None:
-    """Whether the client has noticed the end or is about to."""
+    """The client may have noticed the end already, or not yet."""
     closing = asyncio.Event()
 
     def then_closes(server: Server) -> Say:
@@ -184,7 +184,7 @@ async def test_connection_that_the_server_had_closed_meanwhile_is_replaced(servi
 
         return say
 
-    client, server = await serving(then_closes, then_closes, again_and_again(OK))
+    client, server = await serving(then_closes, then_closes, every_time(OK))
     assert await asyncio.gather(read(client, "/a"), read(client, "/b")) == [(200, b"ok")] * 2
     closing.set()
     await aeventually(lambda: is_broken(client))
@@ -210,20 +210,20 @@ async def test_unexpected_data_is_not_the_next_answer(serving: Serving) -> None:
 
         return say
 
-    async def has_heard() -> bool:
+    async def has_received() -> bool:
         return client._idle[0]._received
 
-    client, _ = await serving(says_goodbye, again_and_again(OK))
+    client, _ = await serving(says_goodbye, every_time(OK))
     assert await read(client) == (200, b"ok")
     saying.set()
-    await aeventually(has_heard)
+    await aeventually(has_received)
     assert await read(client) == (200, b"ok")
 
 
 async def test_unread_answer_blocks_no_other_call(serving: Serving) -> None:
-    """All data has arrived, and reading was paused because the caller read nothing."""
+    """All data has arrived, and the client has paused reading because the caller reads nothing."""
     size = http_client._MOST_AHEAD_BYTES + 1
-    client, _ = await serving(again_and_again(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, bytes(size)))
+    client, _ = await serving(every_time(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, bytes(size)))
 
     async def has_come() -> bool:
         return reply._connection._complete
@@ -253,7 +253,7 @@ async def test_answer_cut_by_a_closed_client_is_an_error(serving: Serving) -> No
 
 
 async def test_call_that_may_have_arrived_is_not_repeated(serving: Serving) -> None:
-    """On a connection that was used before, the server closes after it has begun to answer."""
+    """The connection was used before, and the server closes it after it has begun to answer."""
 
     def begins(server: Server) -> Say:
         async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -265,7 +265,7 @@ async def test_call_that_may_have_arrived_is_not_repeated(serving: Serving) -> N
 
         return say
 
-    client, server = await serving(begins, again_and_again(OK))
+    client, server = await serving(begins, every_time(OK))
     assert await read(client) == (200, b"ok")
     with pytest.raises(ConnectionBrokenError):
         await read(client)
@@ -276,7 +276,7 @@ async def test_call_that_may_have_arrived_is_not_repeated(serving: Serving) -> N
     "answer", [OK + OK, OK + b"rubbish", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"]
 )
 async def test_connection_with_extra_data_or_close_is_not_reused(serving: Serving, answer: bytes) -> None:
-    client, server = await serving(again_and_again(answer))
+    client, server = await serving(every_time(answer))
 
     async def replaced() -> bool:
         status, body = await read(client)
@@ -298,7 +298,7 @@ async def test_abandoned_answer_closes_the_connection(serving: Serving) -> None:
 
         return say
 
-    client, _ = await serving(endless, again_and_again(OK))
+    client, _ = await serving(endless, every_time(OK))
     async with client.ask("GET", "/x") as reply:
         async for piece in reply.pieces():
             assert piece == b"ab"

@@ -25,7 +25,7 @@ def test_used_port_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert free_ports.free_port() == left
         both = free_ports.free_ports(2)
         assert both[0] == left
-        assert both[1] not in (taken, left), "where nothing else is left, the kernel is asked"
+        assert both[1] not in (taken, left), "without a port left, the kernel chooses one"
 
 
 @pytest.mark.parametrize("seen", ["1024\t65535\n", "", None], ids=["everything", "nonsense", "nothing"])

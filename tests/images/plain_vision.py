@@ -21,7 +21,7 @@ RED, GREEN, BLUE = (220, 30, 30), (30, 200, 30), (30, 30, 220)
 
 
 class Seen:
-    """A model, and three images of which two have the same size."""
+    """A model and three images, two of which have the same size."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -52,10 +52,10 @@ class Seen:
 
     @torch.no_grad()
     def log_probs(self, ids: Sequence[int]) -> list[float]:
-        """By the model of transformers alone, of all ids but the first."""
+        """The log-probs of all ids except the first, computed only by the model of transformers."""
         numbers = [number for number, _ in image_ids.runs(ids) if number >= 0]
         placed = [self.how.placeholder if image_ids.is_image(one) else one for one in ids]
-        # Transformers takes every placeholder for an image, also one that is a token like any other.
+        # Transformers takes every placeholder for an image, even one that is an ordinary token, so replace that one.
         stand_in = next(one for one in range(self.words) if one not in ids)
         named = [stand_in if one == self.how.placeholder else placed[at] for at, one in enumerate(ids)]
         rows = self.plain.get_input_embeddings().weight
@@ -73,5 +73,5 @@ class Seen:
         rows[stand_in] = own_row
         targets = torch.tensor(placed[1:])
         found: list[float] = spread[:-1].gather(1, targets[:, None])[:, 0].tolist()
-        # Nothing predicts the tokens of an image.
+        # The tokens of an image are not predicted.
         return [0.0 if image_ids.is_image(one) else value for value, one in zip(found, ids[1:], strict=True)]

@@ -57,7 +57,7 @@ TEMPLATE = """{%- macro shown(content) -%}
 {%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
 """
 PATCH = 8
-"""A token is 16 x 16 pixels."""
+"""A token covers 16 x 16 pixels."""
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 
 
@@ -142,7 +142,7 @@ _TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>
 
 
 def square(colour: tuple[int, int, int], width: int = 32, height: int = 32, kind: str = "PNG") -> bytes:
-    """The bytes of an image with a square of this colour on grey, and a mark that shows up from down."""
+    """The bytes of an image with a square of this colour on grey. A mark distinguishes top from bottom."""
     image = Image.new("RGB", (width, height), (128, 128, 128))
     image.paste(colour, (4, 4, width - 4, height - 4))
     image.paste((0, 0, 0), (0, 0, width // 3, 3))

@@ -73,7 +73,7 @@ async def test_client_of_the_sdk_lists_and_calls_the_tools_of_all_servers_and_of
             async with connected(url) as client:
 
                 async def listed() -> dict[str, Any] | None:
-                    """Tools of a server are listed when it has started."""
+                    """The tools once both servers have started, because only then are they listed."""
                     found = {tool.name: tool for tool in (await client.list_tools()).tools}
                     return found if {"faulty.echo", "pool.echo", "pool.die"} <= found.keys() else None
 
@@ -81,7 +81,7 @@ async def test_client_of_the_sdk_lists_and_calls_the_tools_of_all_servers_and_of
                 assert "faulty.die" not in names
                 assert names["faulty.echo"].input_schema["properties"] == {"text": {}}
                 assert await text(client, "faulty.echo", text="ä\n") == "ä\n"
-                # A session keeps its state, and episodes keep their processes.
+                # A session keeps its state, and takes no process of an episode.
                 counts = [(await text(client, "pool.count")).split()[-1] for _ in range(2)]
                 assert counts == ["1", "2"]
                 assert (await hands.call("episode", "c", "count", server="pool")).content.split()[-1] == "1"
@@ -119,7 +119,8 @@ async def test_quotas_of_a_program_hold_and_leave_the_others_alone(make: MakeToo
 
 
 def let_idle_sessions_end(hands: Hands) -> None:
-    """Shorten their time now: a machine under load would reach a short one while the test still opens sessions."""
+    """Shorten the idle time of open sessions. If it were short from the start, a session could end on a busy machine
+    while the test still opens others."""
     outside = [each for id, each in hands.toolbox.sessions.items() if id.startswith("outside/")]
     assert {each.most_idle_s for each in outside} == {300.0}
     for each in outside:
@@ -145,7 +146,7 @@ async def test_sessions_of_a_program_that_vanished_end(make: MakeToolbox, monkey
             named = {"id": "named", "servers": ["pool"]}
             assert (await http.post(f"{base}/mcpapi/session", json=named)).status_code == 200
             assert (await http.post(f"{base}/mcpapi/session", json={**named, "id": "third"})).status_code == 429
-        # The program is gone without a DELETE. An episode may be idle for longer.
+        # The program vanished without a DELETE. Sessions of episodes have a longer idle time.
         assert len(hands.toolbox.sessions) == 3
         let_idle_sessions_end(hands)
         await aeventually(lambda: list(hands.toolbox.sessions) == ["episode"])
@@ -172,7 +173,7 @@ async def test_connection_learns_that_its_idle_session_lost_its_state(
                 await hands.toolbox.close(id, "released by an operator", by_operator=True)
             else:
                 let_idle_sessions_end(hands)
-            # The connection has an open stream, so it outlives its session.
+            # The connection outlives its session, because it has an open stream.
             await aeventually(lambda: list(hands.toolbox.sessions) == ["episode"])
             refused = await text(client, "pool.count")
             assert (end in refused, "the next call opens another session" in refused) == (True, True)
@@ -191,7 +192,7 @@ async def test_all_programs_together_have_a_quota(make: MakeToolbox) -> None:
         assert "outside.all_sessions" in await text(robot, "two.echo", text="x")
 
 
-async def test_requests_are_refused_with_a_true_status(make: MakeToolbox) -> None:
+async def test_refused_requests_get_the_right_status(make: MakeToolbox) -> None:
     async with make() as hands, served(hands) as url, httpx2.AsyncClient(headers=ACCEPT) as http:
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ü".encode()}):
             for path in ("", "/faulty", "/nothing"):

@@ -18,10 +18,10 @@ from typing import Any
 
 NODES = 2
 UP_WITHIN_S = 180
-"""On a busy machine; each node starts several programs."""
+"""Long enough for a busy machine, because each node starts several programs."""
 _ROOT = Path(__file__).parents[2]
 _SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False, "include_log_monitor": False}
-# Workers are started when they are needed, which is one for each host.
+# Start workers only on demand; each host needs one.
 _LAZY = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 
 
@@ -29,7 +29,7 @@ class RayCluster:
     """The cluster of this test process."""
 
     def __init__(self, nodes: int = NODES) -> None:
-        # Of its own, because /tmp/ray says which cluster `auto` means on this machine.
+        # A folder of its own, because /tmp/ray decides which cluster `auto` means on this machine.
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.placement.ray_cluster", str(nodes)],
@@ -53,7 +53,7 @@ class RayCluster:
 
     @staticmethod
     def end_shared() -> None:
-        """Idle nodes use a tenth of a core."""
+        """End the shared cluster, because idle nodes use a tenth of a core."""
         if RayCluster.shared.cache_info().currsize:
             made = RayCluster.shared()
             RayCluster.shared.cache_clear()

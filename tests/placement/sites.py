@@ -44,7 +44,7 @@ class Site:
         self._server = new_keypair()
 
     def open(self) -> Placement:
-        """As another process would: it remembers nothing but its notes."""
+        """Open the placement like another process, which knows only its notes."""
         return open_placement(Settings.model_validate(self.settings), self.run)
 
     def wanted(self, host: str, version: str = __version__) -> Wanted:
@@ -81,7 +81,7 @@ class Site:
         ]
 
     def kill_agent(self, host: str) -> None:
-        # A scheduler's step is alive a moment before the agent in it has its file.
+        # The step of a scheduler is alive a moment before the agent in it has written its file.
         known = eventually(lambda: living_agent(self.state_dir(host), host), what=f"the agent of {host}")
         os.kill(known.pid, signal.SIGKILL)
         eventually(lambda: not known.identity.alive(), what="its end")
@@ -162,7 +162,7 @@ class Sshd:
         folder.mkdir()
         self.port, self._log = port, folder / "log"
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # where sshd confines itself
+            Path("/run/sshd").mkdir(exist_ok=True)  # the directory in which sshd confines its unprivileged process
         (folder / "config").write_text(
             f"ListenAddress {address}:{port}\nHostKey {keys}/machine\nAuthorizedKeysFile {keys}/person.pub\n"
             f"PidFile {folder}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
@@ -200,7 +200,7 @@ class RaySite(Site):
         self.settings = {"ray": self.ray}
 
     def wanted(self, host: str, version: str = __version__) -> Wanted:
-        self._cluster.mend()  # an earlier test may have left one node, and a group that waits for another
+        self._cluster.mend()  # an earlier test may have left only one node, and a group that waits for another
         return super().wanted(host, version)
 
     def take_away(self, host: str) -> None:

@@ -55,7 +55,7 @@ PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 """
 GRACE_S = 120
-"""How long a job lives on after the warning of a preemption."""
+"""How long a job may run after the warning of a preemption."""
 
 
 class SlurmCluster:
@@ -66,7 +66,7 @@ class SlurmCluster:
         self._folder = folder
         self.configuration = folder / "slurm.conf"
         self.environ = {"SLURM_CONF": str(self.configuration)}
-        os.environ |= self.environ  # for the placement in this process and its children
+        os.environ |= self.environ  # the placement reads it in this process and its children
         for name in ("state", *(f"spool-{node}" for node in NODES)):
             (folder / name).mkdir(parents=True)
         self._configure()

@@ -1,4 +1,4 @@
-"""What every placement does. Real agents on the real backend."""
+"""The contract of placements, tested with real agents on each real backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def placed_soon(site: Site, host: str, *states: State) -> Placed:
-    """The host when the backend says that it is in one of these states."""
+    """Wait until the backend reports the host in one of these states."""
     found: list[Placed] = []
 
     def look() -> bool:
@@ -44,7 +44,7 @@ def placed_soon(site: Site, host: str, *states: State) -> Placed:
 
 
 def answer(site: Site, wanted: Wanted) -> Placed:
-    """What a start ends with, when the machine is there."""
+    """Start a host and wait for the result of the start."""
     found: list[Placed] = []
 
     def look() -> bool:
@@ -76,7 +76,7 @@ def test_agent_is_started_once_by_two_starts_and_outlives_its_starter(site: Site
     described = placement.describe()
     assert [each.host for each in described] == [A, B]
     assert all(each.alive for each in described), described
-    assert placement.ensure(wanted) == described, "agents that live are left alone"
+    assert placement.ensure(wanted) == described, "living agents are not restarted"
     assert [len(site.agents(host)) for host in site.hosts] == [1, 1]
 
     key = site.state_dir(A) / "hosts" / A / "access.key"

@@ -68,7 +68,7 @@ def test_agent_sees_the_devices_of_its_bundle_and_leaves_when_its_actor_has_ende
 @pytest.mark.parametrize(
     ("reason", "state"), [(1, State.GONE), (2, State.LOST), (3, State.GONE), (4, State.GONE), (None, State.LOST)]
 )
-def test_node_that_was_ended_on_purpose_is_gone_and_one_that_ray_lost_is_lost_for_a_time(
+def test_node_that_was_ended_on_purpose_is_gone_and_node_that_ray_lost_is_first_lost(
     reason: int | None, state: State, tmp_path: Path
 ) -> None:
     site = RayPlacement(Ray(lost_s=100), PlacedRun("uuid", "demo", str(tmp_path)))

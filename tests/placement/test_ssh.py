@@ -52,7 +52,7 @@ def test_each_failure_of_a_start_is_one_sentence(site: SshSite, tmp_path: Path) 
     assert not site.agents(HOST)
 
 
-def test_what_a_run_left_on_a_released_host_is_removed_over_ssh(site: SshSite, tmp_path: Path) -> None:
+def test_files_of_a_run_on_a_released_host_are_removed_over_ssh(site: SshSite, tmp_path: Path) -> None:
     state, run_dir = site.state_dir(HOST), tmp_path / "run of h1"
     (placed,) = site.open().ensure([site.wanted(HOST)])
     assert placed.alive
@@ -68,11 +68,13 @@ def test_what_a_run_left_on_a_released_host_is_removed_over_ssh(site: SshSite, t
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
 
-    assert f"On host {HOST} these are left" in site.open().clear(forget), "its agent lives"
+    assert f"On host {HOST} these are left" in site.open().clear(forget), "the agent is still alive"
     assert weights.exists()
     site.open().release([HOST])
     assert site.open().clear(forget) == ""
-    assert {path.name for path in run_dir.rglob("*") if path.is_file()} == {"engine-0.1.log"}, "a result, no copy"
+    assert {path.name for path in run_dir.rglob("*") if path.is_file()} == {"engine-0.1.log"}, (
+        "logs are results and stay; copies are removed"
+    )
     assert [path.name for path in state.iterdir()] == ["notes of a person"]
     assert site.open().clear(msgspec.structs.replace(forget, wipe=True)) == ""
     assert not (run_dir / "logs").exists()

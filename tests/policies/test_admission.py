@@ -27,7 +27,9 @@ def test_the_formula() -> None:
     assert capacity(plan, Counts(open=10, running=20, finished=5, unscored=5)) == 60
     assert capacity(plan, Counts(running=10, ready=100, leased=64)) == 18
     assert capacity(Plan(2, 64, 1000, publish_every=2), Counts(leased=64)) == 320
-    assert capacity(Plan(0, 8, 8), Counts(running=8, ready=8)) == -8, "after the bound was lowered"
+    assert capacity(Plan(0, 8, 8), Counts(running=8, ready=8)) == -8, (
+        "a lowered bound may leave too many records under way"
+    )
 
 
 def test_whole_groups_in_their_order() -> None:
@@ -59,7 +61,8 @@ def test_no_more_is_granted_than_there_is(room: int, sizes: list[int]) -> None:
 def test_a_batch_that_lacks_a_group_leaves_room_for_any(
     bound: int, groups: int, sizes: list[int], every: int, data: st.DataObject
 ) -> None:
-    """With nothing under way and fewer ready groups than a step needs, the next group is admitted, however large."""
+    """If nothing is under way and fewer groups are ready than a step needs, the next group is admitted, whatever its
+    size."""
     plan = Plan(bound, batch_records(groups, sizes), max_concurrent=max(sizes), publish_every=every)
     refuse_impossible(plan, sizes)
     number = data.draw(st.integers(0, groups - 1))
@@ -81,7 +84,7 @@ def test_a_batch_that_lacks_a_group_leaves_room_for_the_largest_branch(
 @given(st.integers(1, 100))
 def test_a_hold_admits_a_few_once_those_before_have_ended(size: int) -> None:
     number = groups_on_trial(size, Counts(ready=100, leased=7), TRIED_EVERY_S)
-    assert TRIED <= number * size < TRIED + size, "as many as tell whether they still fail"
+    assert TRIED <= number * size < TRIED + size, "enough attempts to show whether they still fail"
     assert groups_on_trial(size, Counts(), TRIED_EVERY_S - 1) == 0
     for under_way in (Counts(open=1), Counts(running=1), Counts(finished=1), Counts(unscored=1)):
         assert groups_on_trial(size, under_way, 10 * TRIED_EVERY_S) == 0
@@ -91,7 +94,7 @@ def test_a_configuration_that_could_never_admit_is_refused() -> None:
     refuse_impossible(Plan(0, 8, 8), [8, 4])
     with pytest.raises(ConfigError, match="only 7 records may be under way") as refused:
         refuse_impossible(Plan(0, 8, 7), [8])
-    assert refused.value.hint == "Raise max_in_flight to 8 or more, or lower n.", "what a person can tune"
+    assert refused.value.hint == "Raise max_in_flight to 8 or more, or lower n.", "the hint names the knobs to change"
     with pytest.raises(ConfigError, match="publish_every is 8") as refused:
         refuse_impossible(Plan(1, 4, 100), [9])
     assert refused.value.hint == "Raise bound or groups, or lower n."

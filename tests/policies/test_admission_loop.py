@@ -18,7 +18,7 @@ from agentrl.policies.status_tables import TaskStatus
 from tests.policies.world import SAMPLERS, World
 
 STEP_AT_MOST = 1500
-"""Ticks until something must have come of it: three rounds of the slowest group with all its redraws, and a wait."""
+"""The most ticks until a step or the end: three rounds of the slowest group with all its redraws, and a wait."""
 
 samplers = st.integers(0, SAMPLERS - 1)
 freshnesses = st.builds(
@@ -134,7 +134,7 @@ class AnyOrder(RuleBasedStateMachine):
     # ---- promises ----
 
     @invariant()
-    def nothing_is_broken(self) -> None:
+    def the_world_is_consistent(self) -> None:
         if hasattr(self, "world"):
             self.world.verify()
 
@@ -144,7 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
         world = self.world
         world.calm()
         for _ in range(200):
-            assert world.run_until_step(STEP_AT_MOST), f"nothing comes of it: {world.story()}"
+            assert world.run_until_step(STEP_AT_MOST), f"neither a step nor an end: {world.story()}"
             world.verify()
             if world.ended:
                 break

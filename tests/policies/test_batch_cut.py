@@ -27,10 +27,10 @@ def test_the_oldest_admitted_groups_are_taken() -> None:
     assert tasks(decision.groups) == ["t1", "t2"]
 
 
-def test_a_record_past_the_bound_is_masked_and_its_group_trains_on() -> None:
+def test_a_record_past_the_bound_is_masked_and_the_rest_of_its_group_trains() -> None:
     decision = decide(Situation([group(1, 2, 0), group(2, 1, 1), group(3, 5, 0)]), TWO, DROP)
     assert [record.record for one in decision.groups for record in one.records] == ["t1.1", "t2.0", "t2.1"]
-    assert decision.stale_records == ("t1.0",), "only of groups that are in the Step"
+    assert decision.stale_records == ("t1.0",), "only groups of the Step have stale records"
 
 
 def test_a_group_without_trainable_records_is_requeued_also_without_a_step() -> None:
@@ -56,7 +56,7 @@ def test_groups_without_signal_are_replaced_up_to_a_limit() -> None:
     empty = decide(Situation([*flat, group(5, signal=False)]), TWO, DROP)
     assert (empty.act, empty.groups, empty.why) == ("step", (), "no group has signal: the step is empty, 4 without")
     full = decide(Situation([group(1, 0), group(9, 0), flat[0]]), TWO, DROP)
-    assert full.filtered == ("t2",), "consumed with the Step that comes anyway"
+    assert full.filtered == ("t2",), "the Step that is taken anyway consumes the group without signal"
 
 
 def test_waiting_for_records_that_the_step_would_make_too_old() -> None:
@@ -65,10 +65,12 @@ def test_waiting_for_records_that_the_step_would_make_too_old() -> None:
     held = decide(Situation(ready, under_way=[*brink, UnderWay(0)]), TWO, WAIT)
     assert held.held
     assert (held.act, held.why) == ("wait", "1 records under way would be pushed past their bound")
-    assert decide(Situation(ready, under_way=brink, waited_s=60), TWO, WAIT).act == "step", "the limit is over"
-    assert decide(Situation(ready, under_way=brink, publishes=False), TWO, WAIT).act == "step", "nothing gets older"
+    assert decide(Situation(ready, under_way=brink, waited_s=60), TWO, WAIT).act == "step", "the wait limit has passed"
+    assert decide(Situation(ready, under_way=brink, publishes=False), TWO, WAIT).act == "step", (
+        "no record under way would become too old"
+    )
     assert decide(Situation(ready, under_way=[UnderWay(0), UnderWay(2)]), TWO, WAIT).act == "step", (
-        "one is too old in any case"
+        "a record that is too old already is not waited for"
     )
     assert decide(Situation(ready, under_way=brink), TWO, DROP).act == "step"
 
@@ -84,7 +86,7 @@ def test_an_environment_may_have_a_bound_and_a_strategy_of_its_own() -> None:
     assert tasks(left.fresh) == ["t2", "t4"]
     assert left.stale_groups == ("t1", "t3")
     fresh = [of("fast", group(1, 0)), of("fast", group(2, 1)), of("slow", group(3, 3))]
-    assert tasks(decide(Situation(fresh), TWO, rules).groups) == ["t3", "t1"], "only the slow one waits at its brink"
+    assert tasks(decide(Situation(fresh), TWO, rules).groups) == ["t3", "t1"], "the slow group at its bound goes first"
     held = Situation(fresh, under_way=[UnderWay(3, "slow")])
     assert decide(held, TWO, rules).held
     assert decide(replace(held, waited_s=60.0), TWO, rules).act == "step"
@@ -106,4 +108,4 @@ def test_the_end_of_the_data() -> None:
     assert (only_flat.act, only_flat.groups, only_flat.filtered) == ("step", (), ("t1",))
     assert decide(Situation([], exhausted=True), TWO, DROP).act == "end"
     again = decide(Situation([group(1, 9)], exhausted=True), TWO, DROP)
-    assert (again.act, again.stale_groups) == ("wait", ("t1",)), "what goes back to the queue may still be sampled"
+    assert (again.act, again.stale_groups) == ("wait", ("t1",)), "a requeued group may still be sampled"

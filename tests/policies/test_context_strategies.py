@@ -1,4 +1,4 @@
-"""What conversations leave out, and when an episode repeats itself: rules on lists."""
+"""What is left out of long conversations, and when an episode repeats itself: pure rules on lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.policies.context_strategies import Segment, length
 
 
 def conversation(*sizes: tuple[int, int]) -> list[Segment]:
-    """A first prompt of 10 tokens, then turns: what was sampled, and the results that followed."""
+    """A first prompt of 10 tokens, then turns, each with its sampled tokens and its results."""
     found = [Segment("first", [0] * 10)]
     for number, (sampled, results) in enumerate(sizes, 1):
         found += [Segment("model", [number] * sampled), Segment("results", [-number] * results, ["result"])]
@@ -36,7 +36,7 @@ def test_results_of_earlier_turns_are_shortened_once() -> None:
 def test_a_window_keeps_the_first_prompt_and_the_last_turns() -> None:
     slide = context_strategies.strategy_named("sliding_window")
     edited = slide(conversation((10, 20), (10, 20), (10, 20), (10, 20)), 120, 1, shorten)
-    assert [segment.ids[0] for segment in edited.segments] == [0, 4, -4], "down to half of what fits"
+    assert [segment.ids[0] for segment in edited.segments] == [0, 4, -4], "the window shrinks to half of the limit"
     assert edited.removed == {"turns": 3, "tokens": 90}
     kept = slide(conversation((10, 20), (10, 20), (10, 20), (10, 20)), 120, 2, shorten)
     assert [segment.ids[0] for segment in kept.segments] == [0, 3, -3, 4, -4]
@@ -67,4 +67,4 @@ def test_repetition_counts_what_follows_each_other() -> None:
     one, other = ("look", {"at": 1, "far": True}), ("look", {"far": True, "at": 1})
     assert repetition.equal_calls([[one], [other], [one]]) == 3
     assert repetition.equal_calls([[one], [("look", {"at": 2})], [one]]) == 1
-    assert repetition.equal_calls([[one], []]) == 0, "a turn without calls repeats none"
+    assert repetition.equal_calls([[one], []]) == 0, "a turn without calls ends a repetition"

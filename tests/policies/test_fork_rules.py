@@ -62,7 +62,7 @@ def test_group_of_forks_that_could_not_close_or_be_admitted_is_refused() -> None
     with pytest.raises(RefusedError, match="a group has at most 16 records"):
         fork_of(replace(case, times=17))
     assert [fork_of(replace(case, times=times)).purpose for times in (1, 4, 16, 0)] == ["probe", *["branch"] * 3]
-    assert fork_of(replace(case, purpose="eval", times=3)).purpose == "probe", "probes close with any number"
+    assert fork_of(replace(case, purpose="eval", times=3)).purpose == "probe", "probes close with any number of records"
 
 
 CASES = st.builds(
@@ -135,6 +135,8 @@ def test_forks_beyond_their_share_leave_the_step_or_wait() -> None:
     later = decide(replace(ready, trained=100), wanted, Freshness())
     assert [(one.task, len(one.records)) for one in later.groups] == [("repaired", 4), ("branch", 4), ("usual", 4)]
     more = decide(Situation(ready=[group(str(order), order, 4, 1) for order in range(20)]), wanted, Freshness())
-    assert [len(one.records) for one in more.groups] == [4, 3, 3], "groups that are not in the step make no room in it"
+    assert [len(one.records) for one in more.groups] == [4, 3, 3], "only groups in the step count for the share"
     alone = decide(Situation(ready=[branch], trained=20, trained_intervened=9), replace(wanted, groups=1), Freshness())
-    assert [(one.task, len(one.records)) for one in alone.groups] == [("branch", 1)], "or nothing would go on"
+    assert [(one.task, len(one.records)) for one in alone.groups] == [("branch", 1)], (
+        "a fork that is alone trains, or training would stand still"
+    )

@@ -38,7 +38,7 @@ def test_decayed_bounds_begin_wide_and_end_at_the_plain_ones() -> None:
     assert decay.bounds(7, 7) == pytest.approx((1 - 0.8, 1 + 1.2))
     assert decay.bounds(5, 7) == pytest.approx((1 - 0.8 * math.exp(-1), 1 + 1.2 * math.exp(-1)))
     assert decay.bounds(0, 100) == pytest.approx((0.8, 1.3))
-    assert decay.bounds(9, 7) == decay.bounds(7, 7), "the future is no fresher than the present"
+    assert decay.bounds(9, 7) == decay.bounds(7, 7), "a version from the future has age 0"
     strict = Decay(out_of_date_decay=0.5, strict=True)
     assert strict.bounds(7, 7) == pytest.approx((0.8, 1.3))
 

@@ -66,7 +66,7 @@ rules = st.builds(
 
 
 @given(members, rules, st.randoms(use_true_random=False))
-def test_the_promises_of_closing(some: list[Member], rule: GroupRule, chance: object) -> None:
+def test_invariants_of_closing(some: list[Member], rule: GroupRule, chance: object) -> None:
     closed = close(some, 8, rule)
     assert set(closed.shares) == {one.record for one in some}
     valid = [one for one in some if one.valid]
@@ -147,7 +147,7 @@ def test_malformed_calls_and_signs_can_be_capped() -> None:
     assert close(some, 3, GRPO).shares["a"].advantage > 0  # type: ignore[operator]
     assert close(some, 3, GroupRule(cap_malformed=True)).shares["a"].advantage == 0
     clipped = close(group(1.0, 0.9, 0.4, 0.0, 0.0, 0.0), 6, GroupRule(sign_clip=True))
-    assert clipped.shares["r2"].advantage == 0, "a wrong answer above the mean gains nothing"
+    assert clipped.shares["r2"].advantage == 0, "a wrong answer has no positive advantage"
     assert close(group(1.0, 1.0, 0.6), 3, GroupRule(sign_clip=True)).shares["r2"].advantage == 0
 
 
@@ -156,10 +156,10 @@ def test_fewer_turns_are_better_when_right_and_worse_when_wrong() -> None:
     assert bonus == pytest.approx([0.1, 0, 0, -0.1, -0.1, 0.1])
     assert turn_bonus([3], [True], 0.2) == [0]
     shaped = close([member("a", 1.0, turns=2), member("b", 1.0, turns=5)], 2, GroupRule(turn_spread=0.2))
-    assert shaped.signal, "what all got right can still be done in fewer turns"
+    assert shaped.signal, "equal scores have a signal if the turns differ"
 
 
-def test_records_that_are_almost_too_long_lose_of_their_score() -> None:
+def test_records_that_are_almost_too_long_lose_part_of_their_score() -> None:
     soft = Overlong(begins=100, full=200, penalty=0.5)
     assert [soft.of(tokens) for tokens in (0, 100, 150, 200, 900)] == [0, 0, 0.25, 0.5, 0.5]
     lengths = {"short": 50, "long": 150, "longest": 300}
@@ -183,7 +183,7 @@ def test_turn_bonuses_add_up_to_nothing(some: list[tuple[int, bool]]) -> None:
         assert all(abs(more) <= 0.1 for more in of_half)
 
 
-def test_too_few_valid_train_nobody() -> None:
+def test_too_few_valid_members_train_no_record() -> None:
     some = [member("a", 1.0), member("b", 0.0), *(member(f"x{i}", None, OutcomeClass.INFRASTRUCTURE) for i in range(6))]
     closed = close(some, 8, GRPO)
     assert not closed.enough
@@ -194,7 +194,7 @@ def test_too_few_valid_train_nobody() -> None:
     assert required_valid(2, 0) == 2
 
 
-def test_evaluation_closes_with_whatever_is_there() -> None:
+def test_evaluation_closes_with_any_number_of_members() -> None:
     partial = close(group(1.0), 4, GRPO, trains=False)
     assert partial.enough
     assert not partial.signal
@@ -210,11 +210,11 @@ def test_groups_that_could_never_train_are_refused() -> None:
         refuse_impossible(4, GroupRule(min_valid=5))
 
 
-def test_a_seat_is_settled_by_a_score_or_when_nothing_comes_any_more() -> None:
+def test_a_seat_is_settled_by_a_score_or_when_no_attempt_can_follow() -> None:
     settled = {status for status in RecordStatus if seat_settled(status, may_redraw=True)}
     assert settled == {RecordStatus.SCORED, RecordStatus.UNSCORABLE}
     assert all(seat_settled(status, may_redraw=False) for status in REDRAWN)
-    assert not seat_settled(RecordStatus.UNSCORED, may_redraw=False), "the judge may still answer"
+    assert not seat_settled(RecordStatus.UNSCORED, may_redraw=False), "an unscored seat waits for its judge"
     assert may_close([True, True], past_deadline=False)
     assert not may_close([True, False], past_deadline=False)
     assert may_close([True, False], past_deadline=True)
@@ -235,7 +235,7 @@ def test_an_environment_is_normalized_over_its_tokens() -> None:
     tokens = [value for value, count in zip(shop, (10, 30, 60), strict=True) for _ in range(count)]
     assert statistics.mean(tokens) == pytest.approx(0, abs=1e-9)
     assert statistics.pstdev(tokens) == pytest.approx(1, rel=1e-5)
-    assert normalized(batch)[3] == 5.0, "one group has nothing to compare"
+    assert normalized(batch)[3] == 5.0, "an environment with one group is not normalized"
 
 
 def test_normalization_never_rewards_a_capped_record() -> None:
@@ -246,14 +246,14 @@ def test_normalization_never_rewards_a_capped_record() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 50)), max_size=8))
-def test_balance_makes_both_sides_equal_and_nothing_larger(some: list[tuple[float, int]]) -> None:
+def test_balance_makes_both_signs_equal_and_enlarges_no_advantage(some: list[tuple[float, int]]) -> None:
     batch = [Trained("shop", "g", advantage, tokens) for advantage, tokens in some]
     sides = [math.fsum(max(sign * one.advantage, 0) * one.tokens for one in batch) for sign in (1, -1)]
     found = balanced(batch)
     for one, advantage in zip(batch, found, strict=True):
         assert abs(advantage) <= abs(one.advantage) * (1 + 1e-12)
-        assert advantage * one.advantage >= 0, "no side changes"
+        assert advantage * one.advantage >= 0, "no advantage changes its sign"
     if min(sides) > 1e-6:
         assert math.fsum(a * one.tokens for a, one in zip(found, batch, strict=True)) == pytest.approx(0, abs=1e-9)
     elif min(sides) == 0:
-        assert found == [one.advantage for one in batch], "one side alone has nothing to be equal to"
+        assert found == [one.advantage for one in batch], "advantages of a single sign stay unchanged"

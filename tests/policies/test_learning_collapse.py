@@ -37,12 +37,12 @@ def test_best_is_the_one_that_is_surely_best() -> None:
         ((), False),
         ((0.1, 0.5, 0.97), False),
         ((0.97, 0.9), False),
-        # A large fall counts at once, a smaller one if the next evaluation confirms it.
+        # A large fall counts at once, a smaller one only if the next evaluation confirms it.
         ((0.1, 0.97, 0.0), True),
         ((0.97, 0.6), False),
         ((0.97, 0.6, 0.62), True),
         ((0.97, 0.6, 0.95), False),
-        # The reference stays the best, however long it is ago.
+        # The reference is always the best evaluation, however old it is.
         ((0.97, *[0.1] * 50), True),
         ((0.97, *[0.1] * 50, 0.95), False),
     ],
@@ -64,13 +64,13 @@ def test_noise_of_a_long_healthy_run_is_no_collapse() -> None:
 
 
 def lately(rewards: Sequence[float]) -> list[Measurement]:
-    """Of each step that has enough steps before it."""
+    """The recent reward at each step that has enough steps before it."""
     found = (reward_lately(rewards[:step], step) for step in range(1, len(rewards) + 1))
     return [one for one in found if one is not None]
 
 
 def worst_reward_collapse(rewards: Sequence[float]) -> float:
-    """The largest that the run reports."""
+    """The largest collapse of the reward that the run reports."""
     measured = lately(rewards)
     bests = list(accumulate(measured, lambda best, one: best_of([best, one]) or one))
     return max(
@@ -81,8 +81,8 @@ def worst_reward_collapse(rewards: Sequence[float]) -> float:
 
 def test_reward_counts_only_if_half_of_it_is_lost() -> None:
     well = [0.95, 0.96] * 5
-    assert worst_reward_collapse([*well, *[0.7, 0.71] * 10]) <= 1, "harder tasks"
-    assert worst_reward_collapse([*well, *[0.0] * 10]) <= 1, "a second measurement is missing"
+    assert worst_reward_collapse([*well, *[0.7, 0.71] * 10]) <= 1, "harder tasks may explain a smaller fall"
+    assert worst_reward_collapse([*well, *[0.0] * 10]) <= 1, "one measurement alone is no collapse"
     assert worst_reward_collapse([*well, *[0.0] * 20]) > 1
     assert reward_lately([0.5] * 9, 9) is None
     assert reward_collapse(Measurement(1, 1.0, 0.0), []) == 0.0
@@ -91,7 +91,7 @@ def test_reward_counts_only_if_half_of_it_is_lost() -> None:
 @given(st.integers(0, 10_000), st.sampled_from([0.01, 0.02, 0.05, 0.2]), st.sampled_from([8, 32, 64]))
 @settings(max_examples=20, deadline=None)
 def test_reward_of_a_healthy_run_with_rare_rewards_is_no_collapse(seed: int, share: float, many: int) -> None:
-    """Of many runs, because one in some hundreds may be unlucky."""
+    """Several runs are simulated, because one in some hundreds may be unlucky."""
     chance = random.Random(seed)
     pages = sum(worst_reward_collapse(rare_rewards(chance, share, many, steps=200)) > 1 for _ in range(5))
     assert pages <= 1

@@ -9,7 +9,7 @@ from agentrl.policies import outcomes
 from agentrl.policies.outcomes import CLASS_OF, Outcome, OutcomeClass
 
 
-def test_every_outcome_has_a_class_and_none_is_unscored_by_itself() -> None:
+def test_every_outcome_has_a_class_other_than_unscored() -> None:
     assert set(CLASS_OF) == set(Outcome)
     assert OutcomeClass.UNSCORED not in CLASS_OF.values()
     for outcome in Outcome:
@@ -57,7 +57,7 @@ def test_cause_of_a_failed_tool_call(status: str, reason: str, declared: dict[st
     assert outcomes.tool_fault(status, reason, **declared) == fault
 
 
-def test_a_seat_is_redrawn_twice_and_an_open_breaker_costs_nothing() -> None:
+def test_a_seat_is_redrawn_twice_and_attempts_on_an_open_breaker_do_not_count() -> None:
     assert [outcomes.may_redraw(redraws) for redraws in range(4)] == [True, True, False, False]
     assert outcomes.may_redraw(9, breaker_open=True)
 
@@ -67,7 +67,7 @@ def test_training_holds_when_too_few_attempts_are_valid() -> None:
     assert outcomes.valid_share(counts) == 0.25
     assert outcomes.must_hold(counts, threshold=0.5)
     assert not outcomes.must_hold(counts, threshold=0.2)
-    assert not outcomes.must_hold(counts, threshold=0.5, least=41), "too little is known yet"
+    assert not outcomes.must_hold(counts, threshold=0.5, least=41), "too few attempts to judge"
     assert outcomes.valid_share({OutcomeClass.UNSCORED: 3}) is None
     assert not outcomes.must_hold({}, threshold=1.0, least=0)
 

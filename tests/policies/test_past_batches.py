@@ -1,4 +1,4 @@
-"""What other settings would have done over the last batches: counts that follow from the functions that train."""
+"""The effect that other settings would have had on the last batches, counted with the functions that training uses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GROUPS = [group(0.0, 0.1, 0.1, 0.0), group(0.0, 1.0, 0.0, 1.0), group(0.5, 0.5, 
         (USUAL, USUAL, {}),
         (USUAL, replace(USUAL, min_range=0.2), {"lost": 1, "dropped": 4}),
         (replace(USUAL, min_range=0.2), USUAL, {"without_signal": 2, "gained": 1, "added": 4}),
-        # All of the first group are wrong, so its best get 0 and are still records of a group with a signal.
+        # All members of the first group are wrong, so its best two get the advantage 0. The group still has a signal.
         (USUAL, replace(USUAL, sign_clip=True), {"changed": 2}),
         (USUAL, replace(USUAL, divide_by_std=False), {"changed": 8}),
     ],
@@ -86,7 +86,7 @@ def test_a_group_keeps_the_settings_of_its_admission() -> None:
 
 
 def test_groups_of_past_steps_are_cut_into_larger_steps_some_of_them_short() -> None:
-    """As many without signal as are missing, and as many as a step wants, are left out before a step is short."""
+    """Groups without signal are replaced, up to the number of groups in a step; then the step is short."""
     signals = [True, True, True, True, False, True, False, False, False, False, False]
     found = compare_steps(signals, 2, 4)
     assert found == StepChanges(11, 6, steps=1, short=0, steps_before=3, short_before=1)

@@ -18,7 +18,7 @@ def died(order: float, tasks: str) -> Death:
 
 def test_one_death_makes_no_suspects() -> None:
     assert judge(FOUR, [died(1, "abcd")], {}).suspects == ()
-    assert judge(FOUR, [died(1, "ab"), died(2, "cd")], {}).suspects == (), "two batches, one death each"
+    assert judge(FOUR, [died(1, "ab"), died(2, "cd")], {}).suspects == (), "two batches with one death each"
 
 
 def test_a_batch_that_ends_two_trainers_is_bisected_lighter_half_first() -> None:
@@ -30,14 +30,14 @@ def test_a_batch_that_ends_two_trainers_is_bisected_lighter_half_first() -> None
 def test_a_group_that_trained_after_a_death_is_cleared() -> None:
     deaths = [died(1, "abcd"), died(2, "abcd")]
     assert judge(FOUR, deaths, {"a": 3, "b": 3}).suspects == ("c", "d")
-    assert judge(FOUR, deaths, {"a": 1.5}).suspects == ("b", "c", "d"), "it died once more after that"
+    assert judge(FOUR, deaths, {"a": 1.5}).suspects == ("b", "c", "d"), "a trainer died with the group after it trained"
 
 
 def test_only_a_group_that_ended_a_trainer_alone_is_poison() -> None:
     deaths = [died(1, "abcd"), died(2, "abcd")]
     last = judge(FOUR, deaths, {"a": 3, "b": 3, "c": 4})
-    assert (last.poison, last.trial) == ((), ("d",)), "two accidents leave a last suspect, too"
-    assert judge({"d": 4}, deaths, {}).trial == ("d",), "the others are not ready any more"
+    assert (last.poison, last.trial) == ((), ("d",)), "two accidents also leave a last suspect"
+    assert judge({"d": 4}, deaths, {}).trial == ("d",), "the other groups are not ready any more"
     assert judge(FOUR, [*deaths, died(5, "d")], {"a": 3, "b": 3, "c": 4}).poison == ("d",)
     assert judge({"a": 1}, [died(1, "a"), died(2, "a")], {}).poison == ("a",), "batches of one group"
 
@@ -53,7 +53,7 @@ def test_only_a_group_that_ended_a_trainer_alone_is_poison() -> None:
 def test_poison_is_found_and_everything_else_is_trained(
     groups: tuple[list[int], set[int]], at_once: int, accidents: set[int]
 ) -> None:
-    """A trainer that dies of some groups, and sometimes by accident; each life continues from the store."""
+    """A trainer dies with some groups, and sometimes by accident. Each new trainer continues from the store."""
     weights = {f"t{number:02d}": weight for number, weight in enumerate(groups[0])}
     bad = {f"t{number:02d}" for number in groups[1]}
     ready, deaths, trained, dead = dict(weights), [], {}, set()
@@ -76,9 +76,9 @@ def test_poison_is_found_and_everything_else_is_trained(
         for name in step:
             del ready[name]
             trained[name] = turn
-    assert not ready, "it comes to an end"
+    assert not ready, "every group ends as trained or dead"
     assert bad <= dead
-    # Two accidents with a group look like poison; one will do if it was in the steps that died of another.
+    # Two accidents with a group look like poison. One is enough if the group was in steps that died of another group.
     assert len(dead - bad) <= (len(accidents) if bad else len(accidents) // 2)
     halvings = math.ceil(math.log2(max(2, min(at_once, len(weights)))))
     assert lives <= len(bad) * (3 + halvings) + 3 * len(accidents)
@@ -86,8 +86,8 @@ def test_poison_is_found_and_everything_else_is_trained(
 
 def test_a_heaviest_poison_costs_one_more_death() -> None:
     weights = {f"t{number}": number for number in range(8)}
-    everybody = frozenset(weights)
-    deaths, trained, lives = [Death(0, everybody), Death(1, everybody)], {}, 2
+    all_groups = frozenset(weights)
+    deaths, trained, lives = [Death(0, all_groups), Death(1, all_groups)], {}, 2
     for turn in range(2, 20):
         left = {name: weight for name, weight in weights.items() if name not in trained}
         verdict = judge(left, deaths, trained)

@@ -76,7 +76,7 @@ def test_a_pure_tool_and_a_stateless_server_need_no_rebuilding(tool: str, statel
     assert rebuilding_calls(call(1, tool=tool), [call(0)], RULES, stateless=stateless) == []
 
 
-def test_a_call_that_was_made_again_rebuilds_once_with_its_last_try() -> None:
+def test_a_repeated_call_rebuilds_once_with_its_last_try() -> None:
     others = [call(0, 0, status="lost"), call(0, 1000)]
     assert ids(rebuilding_calls(call(1), others, {}, stateless=False)) == ["0.1000"]
 
@@ -148,7 +148,7 @@ def test_numbers_in_messages_of_failures_do_not_count() -> None:
 
 
 @given(values, values)
-def test_results_that_mean_the_same_have_no_changes_and_others_have(one: object, other: object) -> None:
+def test_equal_results_have_no_changes_and_different_ones_have(one: object, other: object) -> None:
     then, now = CallResult("ok", json.dumps([one])), CallResult("ok", json.dumps([other], indent=1))
     assert is_same(then, now) is (compare(then, now).changes == ())
     assert compare(then, then).changes == ()
@@ -177,7 +177,7 @@ def test_a_large_diff_is_cut_and_what_is_left_out_is_counted() -> None:
     assert max(len(change.now or "") for change in diff.changes) <= 400
 
 
-def test_whose_fault_a_replay_shows() -> None:
+def test_a_replay_shows_the_cause_of_a_failure() -> None:
     assert fault_of(LATE, Verdict.FIXED) == "infrastructure"
     assert fault_of(LATE, Verdict.SAME) == "policy"
     assert fault_of(LATE, Verdict.DIFFERENT) == ""
@@ -192,7 +192,7 @@ def test_a_result_of_repeated_lines_is_compared_in_a_moment() -> None:
     assert time.process_time() - began < 2.0
 
 
-def test_a_name_of_any_length_makes_no_long_path() -> None:
+def test_a_path_stays_short_with_a_name_of_any_length() -> None:
     then, now = ({"x" * 100_000: {"y": list(range(100))}}, {"x" * 100_000: {"y": list(range(1, 101))}})
     diff = compare(CallResult("ok", json.dumps(then)), CallResult("ok", json.dumps(now)))
     assert len(diff.changes) == MOST_CHANGES

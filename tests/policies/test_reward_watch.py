@@ -14,7 +14,7 @@ WORDS = [f"{one}{other}" for one in ("lamp", "chair", "desk", "door") for other 
 
 
 def records(count: int = 160, *, seed: int = 1, **of: object) -> list[Watched]:
-    """Groups of four, in which length has nothing to do with the score, and every answer is another one."""
+    """Groups of four in which length and score are independent and all answers differ."""
     chance = random.Random(seed)
     return [
         Watched(
@@ -42,8 +42,8 @@ def test_healthy_records_have_no_sign() -> None:
     assert length.growth == pytest.approx(1, abs=0.2)
     assert repeats is not None
     assert (repeats.within, repeats.within_score, repeats.across, repeats.gain, repeats.records) == (0, 0, 0, 0, 160)
-    assert reward_watch.votes(healthy) is None, "no judge votes"
-    assert reward_watch.divergence(healthy, "polite") is None, "nothing watches"
+    assert reward_watch.votes(healthy) is None, "no judge has voted"
+    assert reward_watch.divergence(healthy, "polite") is None, "no scorer watches"
     assert reward_watch.by_length(healthy[:40]) is None
     assert reward_watch.repeats(healthy[:40]) is None
 
@@ -55,7 +55,7 @@ def test_length_that_earns_score_is_seen_inside_groups_only() -> None:
     assert length is not None
     assert length.correlation > 0.8
     assert length.growth > 1.3
-    # Hard tasks are long and score little, easy ones short: a correlation between groups, none inside of them.
+    # If hard tasks have long answers and low scores, length correlates with score between groups, but not inside them.
     between = [changed(one, tokens=one.tokens + 1000 * (place // 4 % 2)) for place, one in enumerate(healthy)]
     length = reward_watch.by_length(between)
     assert length is not None

@@ -28,7 +28,7 @@ def distance(edges: list[tuple[int, int]], start: int, goal: int) -> int:
 
 
 @given(
-    # Each publication comes from the one before it, or, after a death, from any older one.
+    # The parent of a publication is the one before it, or after a death any older one.
     st.lists(st.none() | st.integers(0, 100), max_size=14),
     st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=3), min_size=1, max_size=12),
     st.integers(0, 4),

@@ -98,7 +98,7 @@ def test_source_statuses_of_a_conditional_update() -> None:
     assert status_tables.RECORD.sources("finished", Actor.SAMPLER) == ("running",)
     assert set(status_tables.RECORD.sources("superseded", Actor.TRAINER)) == status_tables.HOLDS_SEAT
     assert set(status_tables.TASK.sources("queued", Actor.OPERATOR)) == {"queued", "admitted", "ready", "dead"}
-    assert status_tables.TASK.sources("queued", Actor.STEWARD) == ("admitted",), "making a Task is no update"
+    assert status_tables.TASK.sources("queued", Actor.STEWARD) == ("admitted",), "creating a Task is no update"
 
 
 def test_a_leased_task_leaves_only_through_its_step() -> None:

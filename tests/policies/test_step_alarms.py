@@ -23,7 +23,7 @@ HEALTHY = {
 
 
 def series(count: int = 60, **of: list[float]) -> list[dict[str, float]]:
-    """Healthy steps; a list replaces the last values of a metric."""
+    """Healthy steps. A list in `of` replaces the last values of its metric."""
     steps = [dict(HEALTHY) for _ in range(count)]
     for name, values in of.items():
         for step, value in zip(steps[-len(values) :], values, strict=True):
@@ -69,7 +69,7 @@ def test_changes_against_earlier_steps_are_numbers() -> None:
     assert last(series(truncation_share=[0.65] * 10))["truncation_rise"] == pytest.approx(0.6)
     assert last(series(tool_calls_per_record=[0.0] * 5))["tool_calls_kept"] == 0.0
     failing = {"tools/shop/lookup/infrastructure_share": [0.5] * 10, "tools/shop/pay/infrastructure_share": [0.1] * 60}
-    assert last(series(**failing))["tool_failures_rise"] == pytest.approx(0.5), "of the worst"
+    assert last(series(**failing))["tool_failures_rise"] == pytest.approx(0.5), "the rise of the worst tool"
     assert last(series(tokens_per_record=[180.0] * 3))["length_jump"] == pytest.approx(3.0)
     assert last(series(tokens_per_record=[20.0] * 3))["length_jump"] == pytest.approx(1 / 3)
     assert last(series(evaluation=[0.2]))["evaluation_fall"] == pytest.approx(0.3)

@@ -23,13 +23,13 @@ def test_without_rewards_every_turn_has_the_advantage_of_its_record(estimator: E
         assert found == [advantage_of(one.score, baseline, estimator)] * one.turns
 
 
-def test_a_turn_is_compared_with_what_follows_the_same_turn_in_the_others() -> None:
-    """The second member has ended after its first turn: from then on it counts with its score."""
+def test_a_turn_is_compared_with_the_rewards_after_the_same_turn_of_the_others() -> None:
+    """The second member ends after its first turn. In later turns it counts with its score."""
     members = [Played(1.0, 3, (0.5, 0.0, 0.25)), Played(0.0, 1, (1.0,))]
     found = advantages_by_turn(members, "grpo", divide_by_std=False)
     assert found == [[0.375, 0.625, 0.625], [-0.375]]
     late = advantages_by_turn([Played(1.0, 2, (0.0, 1.0)), Played(0.0, 2)], "grpo", divide_by_std=False, discount=0.5)
-    assert late == [[0.5, 1.0], [-0.5, -1.0]], "what follows one turn later is worth half of it"
+    assert late == [[0.5, 1.0], [-0.5, -1.0]], "a reward one turn later counts half"
 
 
 def test_advantages_do_not_depend_on_the_order_of_the_members() -> None:
@@ -55,13 +55,15 @@ def test_rewards_give_a_group_of_equal_scores_a_signal() -> None:
     found = closed(GroupRule(divide_by_std=False), *members)
     assert found["a"] == (0.0, pytest.approx((-1 / 3, 2 / 3)))
     assert found["b"] == (0.0, pytest.approx((-4 / 3, -1 / 3)))
-    assert found["c"] == (0.0, (0.0,)), "it reached a limit: no turn of it is praised"
-    assert closed(GroupRule(sign_clip=True), *members)["b"] == (0.0, (0.0, 0.0)), "a right answer is not blamed"
+    assert found["c"] == (0.0, (0.0,)), "no turn of a record at a limit has a positive advantage"
+    assert closed(GroupRule(sign_clip=True), *members)["b"] == (0.0, (0.0, 0.0)), (
+        "a right answer has no negative advantage"
+    )
 
 
-def test_a_critic_gets_scores_and_rewards_as_they_are() -> None:
+def test_a_critic_gets_unchanged_scores_and_rewards() -> None:
     members = (Member("a", RESULT, 1.0, turns=2, rewards=(0.5,)), Member("b", LIMIT, 1.0, turns=1))
     found = close(members, 2, GroupRule(estimator="gae"))
-    assert found.signal, "a critic may expect different scores, so equal ones teach it something"
+    assert found.signal, "equal scores have a signal for a critic, which may expect other values"
     assert (found.shares["a"].advantage, found.shares["a"].turns) == (1.0, (0.5,))
     assert (found.shares["b"].advantage, found.shares["b"].capped) == (1.0, True)

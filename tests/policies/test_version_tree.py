@@ -58,8 +58,10 @@ def test_ages_after_a_resume_from_an_older_checkpoint() -> None:
     tree.add(121, 100)
     assert tree.age(121, 121) == 0
     assert tree.age(100, 121) == 1
-    assert tree.age(120, 121) == 21, "twenty back to the checkpoint and one down"
-    assert tree.staleness([105, 115, 121], 121) == 16, "the greatest age, not the smallest number"
+    assert tree.age(120, 121) == 21, "twenty versions back to the checkpoint and one forward"
+    assert tree.staleness([105, 115, 121], 121) == 16, (
+        "staleness is the greatest age and not that of the smallest number"
+    )
 
 
 def test_staleness_counts_what_trains() -> None:

@@ -1,7 +1,7 @@
 """A small world around the policies: a steward, samplers and a trainer over one list of tasks, with a fake clock.
 
-They do what the store's conditional updates allow (every move is checked against the tables) and nothing more; each
-acts in one short turn that can come at any time, and anybody can die between two turns. So whatever holds here holds
+They make only the moves that the conditional updates of the store allow; every move is checked against the tables. Each
+acts in short turns that may come in any order, and each may die between two turns. So a property that holds here holds
 for any order of events.
 """
 
@@ -39,7 +39,7 @@ class Record:
     score: float | None = None
     finished_at: float = 0.0
     free: bool = False
-    """It failed on an open circuit breaker."""
+    """The attempt failed on an open circuit breaker, so it does not count."""
     late: bool = False
     trains: bool = False
     trained_by: list[Step] = field(default_factory=list)
@@ -109,14 +109,14 @@ class World:
         self.judge_answers = True
         self.scores = [0.0, 1.0]
         self.hold = ""
-        # The trainer's memory; the rest is in the store.
+        # The memory of the trainer, which is lost when it dies.
         self.trainer_alive = False
         self.dies_after_lease = False
-        """The next step is leased only."""
+        """The trainer dies after its next lease."""
         self.version = 0
         self.unpublished = 0
         self.held_since: float | None = None
-        # What is stored.
+        # The store, which survives all deaths.
         self.tree = VersionTree()
         self.steps: list[Step] = []
         self.checkpoint = (0, 0)
@@ -148,7 +148,7 @@ class World:
     def _redraw(self, task: Task) -> None:
         for attempts in task.seats():
             last = attempts[-1]
-            # While the breaker is open no attempt is made, and none is counted.
+            # While the breaker is open, no attempt is made or counted.
             if last.status in (R.FAILED, R.ABANDONED) and self.may_redraw(attempts) and not self.breaker_open:
                 self._open(task, last.seat, last.attempt + 1)
 
@@ -222,7 +222,7 @@ class World:
 
     def sampler(self, number: int) -> None:
         """One short act: continues its record, or claims one."""
-        # Before the first publication no engine is routed.
+        # Before the first publication, no engine gets calls.
         if not self.samplers[number] or not self.version:
             return
         records = [record for task in self.tasks for record in task.records]

@@ -52,12 +52,12 @@ EVERYTHING: dict[str, type[msgspec.Struct]] = {
 
 
 def filled(kind: type[Any]) -> Any:
-    """With every field set."""
+    """A sample with every field set."""
     return _struct(kind, itertools.count(1), bare=False)
 
 
 def bare(kind: type[Any]) -> Any:
-    """With only those fields set that have no default."""
+    """A sample with only those fields set that have no default."""
     return _struct(kind, itertools.count(1), bare=True)
 
 

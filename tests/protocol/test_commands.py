@@ -101,7 +101,7 @@ def test_sentence_of_an_effect_says_what_happens_to_each_unit() -> None:
     assert (effect.restarts, effect.stops) == (("web-0", "web-1"), ("old-0",))
 
 
-def test_permissions_are_ordered_and_units_stand_apart() -> None:
+def test_permissions_of_people_are_ordered_and_that_of_units_is_separate() -> None:
     viewer, operator, admin = Permission.VIEWER, Permission.OPERATOR, Permission.ADMIN
     allowed = {(have, need) for have in Permission for need in Permission if have.allows(need)}
     assert allowed == {

@@ -10,7 +10,7 @@ def messages(*told: str) -> list[str]:
     return sorted(set(cluster(pattern_of(one) for one in told).values()))
 
 
-def test_messages_that_differ_in_a_name_are_of_one_kind() -> None:
+def test_messages_that_differ_only_in_a_name_form_one_cluster() -> None:
     assert messages("no such item: baek", "no such item: stwe") == ["no such item: …"]
     assert messages("not an expression: 2*", "not an expression: 3 +", "not an expression: ans x") == [
         "not an expression: …"
@@ -18,13 +18,13 @@ def test_messages_that_differ_in_a_name_are_of_one_kind() -> None:
     assert messages(*(f"item {name} is sold out" for name in ("bake", "stew", "soup"))) == ["item … is sold out"]
     assert messages("bad sign U+FFFD", "bad sign U+200B", "bad sign U+7") == ["bad sign #"]
     again = messages("no such item: …", "no such item: soup")
-    assert again == ["no such item: …"], "what was folded goes on to take in names"
+    assert again == ["no such item: …"], "a cluster with a placeholder takes further names"
 
 
-def test_messages_that_say_something_else_are_not() -> None:
+def test_different_errors_form_separate_clusters() -> None:
     two = ["connection refused by host", "connection reset by host"]
     assert messages(*two) == two
     errors = ["OSError: refused", "OSError: reset", "OSError: away"]
-    assert messages(*errors) == sorted(errors), "behind the name of an error stands what went wrong"
+    assert messages(*errors) == sorted(errors), "the words after the name of an error are its cause, so they differ"
     short = ["too long", "too large", "too old", "division by zero"]
     assert messages(*short) == sorted(short)

@@ -1,4 +1,4 @@
-"""What a loop puts between turns is decoded from the stored prompts; results of tools are not repeated."""
+"""Messages that a loop adds between turns are decoded from stored prompts; results of tools are not repeated."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def test_first_prompt_and_continued_calls_are_not_messages(template: Template) -
     first = call(0, template.first("", (), "What is it?"))
     continued = call(1, template.user("Are you sure?"), index=2)
     calls = [continued, first, call(1, index=1)]
-    assert loop_messages.by_turn(template, calls, {}) == {}, "the turn began with a prompt that adds nothing"
+    assert loop_messages.by_turn(template, calls, {}) == {}, "the first prompt of a turn adds no message"

@@ -64,7 +64,7 @@ def begin() -> Iterator[Callable[..., Run]]:
 
 
 def state_at(recording: Recording, at: float) -> dict[str, object]:
-    """The rows at a time."""
+    """The rows at this time."""
     rows: dict[str, object] = {}
     for block in recording.blocks(recording.frame_at(at)):
         for change in block:
@@ -134,7 +134,7 @@ def test_frame_is_readable_by_itself(begin: Callable[..., Run], tmp_path: Path) 
     assert len(recording.frames) == 4
     first_block = next(iter(recording.blocks(3)))
     assert [change.key for change in first_block] == ["run"]
-    assert recording.frame_at(0.0) == 0, "what lies before is shown as the beginning"
+    assert recording.frame_at(0.0) == 0, "an earlier time shows the beginning of the recording"
     assert recording.frame_at(BEGAN + 1e9) == 3
 
 
@@ -188,7 +188,7 @@ def test_oldest_files_are_removed_first_and_the_current_one_never(begin: Callabl
         run.now += FRAME_S
         run.writer.tick(run.now)
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= most
-    assert len(list(tmp_path.iterdir())) > 2, "it goes in pieces"
+    assert len(list(tmp_path.iterdir())) > 2, "the recording consists of several files"
     assert len(state_at(Recording.open(tmp_path), run.now)) == 4
     (tmp_path / "of a person.rec").write_bytes(MAGIC)
     run.writer.limits = Limits(keep_s=10 * FRAME_S)
@@ -221,7 +221,7 @@ def test_full_disk_leaves_no_empty_files(begin: Callable[..., Run], tmp_path: Pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert "Nothing is recorded" in trouble
-    assert len(list(tmp_path.iterdir())) == 1, "what was written before"
+    assert len(list(tmp_path.iterdir())) == 1, "the file from before the disk was full"
     run.put("run", "kept")
     run.wait(int(FRAME_S) + 1)
     assert not run.writer.trouble
