@@ -1,4 +1,4 @@
-"""A service of another model: an HTTP server that says what it is told, and can be away and come back."""
+"""A service of another model: an HTTP server with scripted answers, which can go away and come back."""
 
 from __future__ import annotations
 
@@ -35,25 +35,26 @@ class Asked:
 
 
 @dataclass
-class Said:
+class RawAnswer:
     body: bytes
     status: int = 200
     headers: str = ""
     cut: int = 0
-    """So many bytes of the body never come."""
+    """The number of bytes at the end of the body that are never sent."""
 
 
 @dataclass
 class Service:
-    """`says` gets each question and gives the answer: text in the dialect of OpenAI, or all of it."""
+    """`says` gets each question and returns the answer: a text, which is sent in the dialect of OpenAI, or a whole
+    response."""
 
-    says: Callable[[Asked], str | Said]
+    says: Callable[[Asked], str | RawAnswer]
     asked: list[Asked] = field(default_factory=list)
     _server: asyncio.Server | None = None
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        # Held from now on, so that nobody else gets the port while the service is away.
+        # The port stays bound, so that no other program gets it while the service is away.
         self._port = _bound(0)
         self._address = self._port.getsockname()
         self.url = f"http://127.0.0.1:{self._address[1]}/v1"
@@ -63,7 +64,7 @@ class Service:
         return self
 
     async def stop(self) -> None:
-        """At once, with what is under way."""
+        """Stop at once and abort running requests."""
         assert self._server is not None
         self._server.close()
         for writer in list(self._open):
@@ -95,7 +96,7 @@ class Service:
         self.asked.append(asked)
         said = self.says(asked)
         if isinstance(said, str):
-            said = Said(openai(said))
+            said = RawAnswer(openai(said))
         answer = f"HTTP/1.1 {said.status} X\r\nContent-Length: {len(said.body)}\r\n{said.headers}\r\n".encode()
         writer.write(answer + said.body[: len(said.body) - said.cut])
         await writer.drain()

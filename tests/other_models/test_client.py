@@ -16,7 +16,7 @@ from agentrl.other_models.client import ModelAwayError, ModelRefusedError, Other
 from agentrl.other_models.dialects import Question, openai_request
 from agentrl.other_models.ledger import MemoryLedger
 from agentrl.other_models.service_calls import ServiceCalls, ServiceFailedError
-from tests.other_models.services import Asked, Said, Service, anthropic, openai
+from tests.other_models.services import Asked, RawAnswer, Service, anthropic, openai
 from tests.waiting import PATIENCE_S, aeventually
 
 KEY = "sk-not-to-be-seen"
@@ -27,7 +27,7 @@ async def services(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..
     monkeypatch.setattr(service_health, "FIRST_S", 0.05)
     made: list[Service] = []
 
-    def make(says: Callable[[Asked], str | Said]) -> Service:
+    def make(says: Callable[[Asked], str | RawAnswer]) -> Service:
         made.append(Service(says))
         return made[-1]
 
@@ -61,7 +61,7 @@ async def test_both_dialects_give_text_tokens_and_cost_and_keep_the_key_for_them
     kind: str, services: Callable[..., Service], tmp_path: Path
 ) -> None:
     write = {"openai": openai, "anthropic": anthropic}[kind]
-    service = await services(lambda asked: Said(write("yes", (1_000, 200)))).start()
+    service = await services(lambda asked: RawAnswer(write("yes", (1_000, 200)))).start()
     (tmp_path / "key").write_text(KEY + "\n")
     of = Asking(entry(service, kind=kind, key=f"file:{tmp_path}/key", price_in=2.0, price_out=10.0, more={"seed": 4}))
     assert await of.ask() == "yes"
@@ -84,17 +84,17 @@ async def test_both_dialects_give_text_tokens_and_cost_and_keep_the_key_for_them
 @pytest.mark.parametrize(
     "wrong",
     [
-        Said(b"<html>busy</html>"),
-        Said(b'{"choices": []}'),
-        Said(b'{"choices": [{"message": {"content": null}}]}'),
-        Said(openai("yes"), cut=9),
-        Said(b"it broke", status=500),
-        Said(f"the key {KEY} is not known".encode(), status=401),
+        RawAnswer(b"<html>busy</html>"),
+        RawAnswer(b'{"choices": []}'),
+        RawAnswer(b'{"choices": [{"message": {"content": null}}]}'),
+        RawAnswer(openai("yes"), cut=9),
+        RawAnswer(b"it broke", status=500),
+        RawAnswer(f"the key {KEY} is not known".encode(), status=401),
     ],
     ids=["no JSON", "no choice", "no text", "cut off", "500", "401"],
 )
 async def test_what_is_no_answer_is_tried_again_and_shows_no_key(
-    wrong: Said, services: Callable[..., Service], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    wrong: RawAnswer, services: Callable[..., Service], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "key").write_text(KEY)
     service = services(lambda asked: wrong if len(service.asked) == 1 else "yes")
@@ -117,7 +117,7 @@ async def test_what_a_service_counts_oddly_is_no_reason_to_ask_again(
     counted: float | None, services: Callable[..., Service]
 ) -> None:
     body = json.loads(openai("yes")) | {"usage": {"prompt_tokens": 10, "completion_tokens": counted}}
-    of = Asking(entry(await services(lambda asked: Said(json.dumps(body).encode())).start()))
+    of = Asking(entry(await services(lambda asked: RawAnswer(json.dumps(body).encode())).start()))
     assert await of.ask() == "yes"
     (call,) = of.ledger.calls
     assert (call.tries, call.tokens_in) == (1, 10)
@@ -146,7 +146,7 @@ async def test_the_next_service_answers_until_the_first_one_is_back(services: Ca
 
 
 async def test_a_service_is_left_alone_as_long_as_it_asks_for(services: Callable[..., Service]) -> None:
-    busy = Said(b"slow down", status=429, headers="Retry-After: 1\r\n")
+    busy = RawAnswer(b"slow down", status=429, headers="Retry-After: 1\r\n")
     service = services(lambda asked: busy if len(service.asked) == 1 else "yes")
     await service.start()
     of = Asking(entry(service))
@@ -157,7 +157,7 @@ async def test_a_service_is_left_alone_as_long_as_it_asks_for(services: Callable
 
 
 async def test_a_refused_question_is_not_repeated(services: Callable[..., Service]) -> None:
-    service = await services(lambda asked: Said(b"too long", status=400)).start()
+    service = await services(lambda asked: RawAnswer(b"too long", status=400)).start()
     of = Asking(entry(service))
     with pytest.raises(ModelRefusedError, match=r"refuses the question: m at .*: status 400: too long"):
         await of.ask()
@@ -215,7 +215,7 @@ def test_pauses_grow_are_limited_and_end_with_a_success() -> None:
 
 
 async def test_a_key_is_in_no_sentence_whatever_is_wrong_with_it(services: Callable[..., Service]) -> None:
-    behind_spaces = Said(b" " * 580 + f"unknown: {KEY}".encode(), status=401)
+    behind_spaces = RawAnswer(b" " * 580 + f"unknown: {KEY}".encode(), status=401)
     service = await services(lambda asked: behind_spaces).start()
     calls = ServiceCalls()
     for key in (KEY, f"{KEY}\n"):

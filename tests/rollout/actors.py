@@ -1,4 +1,4 @@
-"""An engine that says what it is told, behind the real HTTP API; and what else a stage needs."""
+"""An engine with scripted answers behind the real HTTP API, and other parts that a stage needs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Prompt:
 
     @property
     def answers(self) -> list[str]:
-        """What the environment said up to now, the query first."""
+        """The messages of the environment up to now; the query is the first."""
         parts = self.text.replace("<|tool|>", "<|user|>").split("<|user|>")[1:]
         return [part.partition("<|end|>")[0] for part in parts]
 
 
 @dataclass
-class Spoken:
-    """More than a text: how the answer ends, or goes wrong."""
+class ScriptedAnswer:
+    """An answer that also says how it ends or fails."""
 
     text: str = ""
     finish: str = "stop"
@@ -48,7 +48,7 @@ class Spoken:
 
 @dataclass
 class Engine:
-    """`says` is asked for every request. Aborting a request that waits ends it with what `partly` says."""
+    """`says` returns the answer to each request. A waiting request that is aborted gets the answer of `partly`."""
 
     template: Template
     says: Callable[[Prompt], Any]
@@ -74,7 +74,7 @@ class Engine:
         reply = self.says(prompt)
         if asyncio.iscoroutine(reply):
             reply = await self._unless_aborted(request, prompt.rid, reply)
-        spoken = reply if isinstance(reply, Spoken) else Spoken(reply)
+        spoken = reply if isinstance(reply, ScriptedAnswer) else ScriptedAnswer(reply)
         if spoken.status != 200:
             return Response(b'{"error": {"message": "told so"}}', status_code=spoken.status)
         answer = self._answer(prompt, spoken)
@@ -86,11 +86,11 @@ class Engine:
         while not saying.done():
             if rid in self.aborted or await request.is_disconnected():
                 saying.cancel()
-                return Spoken(self.partly, finish="abort")
+                return ScriptedAnswer(self.partly, finish="abort")
             await asyncio.wait([saying], timeout=0.01)
         return saying.result()
 
-    def _answer(self, prompt: Prompt, spoken: Spoken) -> dict[str, Any]:
+    def _answer(self, prompt: Prompt, spoken: ScriptedAnswer) -> dict[str, Any]:
         ended = spoken.finish == "stop"
         ids = self.template.assistant(spoken.text) if ended else self.template.tokenizer.encode(spoken.text)
         most = prompt.params["max_new_tokens"]

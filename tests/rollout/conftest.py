@@ -104,7 +104,7 @@ def unruly_tools(**settings: Any) -> dict[str, Any]:
 
 @dataclass
 class Stage:
-    """Everything around samplers, and short ways to look at what they did."""
+    """Everything that samplers need, and short methods to look at their results."""
 
     db: Database
     words: chat_format.ChatFormat
@@ -116,10 +116,10 @@ class Stage:
     made_engines: list[Engine] = field(default_factory=list)
     stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
-    # ---- who is there ----
+    # ---- engines, toolboxes and samplers ----
 
     async def engine(self, says: Callable[..., Any], *, url: str = "", version: int = 1) -> Engine:
-        """One that says what it is told, and is in the store as serving."""
+        """Start an engine with scripted answers, and report it to the store as serving."""
         engine = Engine(self.words.template, says, version)
         self.made_engines.append(engine)
         if not url:
@@ -139,7 +139,7 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def short_lived_toolbox(self) -> AsyncIterator[Toolbox]:
-        """One that is gone after the body, with all that it knew."""
+        """A toolbox that ends after the body and forgets everything."""
         made = Toolbox(self.config.tools, run_dir=Path.cwd(), name="toolbox-0.0")
         async with listening(build_toolbox_app(made, TOKEN)) as url, made.running():
             names = sorted(self.config.tools)
@@ -155,7 +155,7 @@ class Stage:
         await self._repeat(lambda: service_registry.report(self.db, service), every_s=1.0)
 
     async def _repeat(self, report: Callable[[], Awaitable[None]], *, every_s: float) -> None:
-        """Now, and again and again until the stage is cleared."""
+        """Report now, and repeatedly until the stage ends."""
 
         async def repeat() -> None:
             while True:
@@ -175,8 +175,8 @@ class Stage:
         settings: EpisodeSettings | None = None,
         db: Database | None = None,
     ) -> AsyncIterator[Sampler]:
-        """It runs while the body does, and is drained then, unless it was ended otherwise. `db` is its own way to the
-        store, where that differs from the test's."""
+        """A sampler that runs during the body and is drained at the end, unless it has ended before. `db` is its own
+        connection to the store, if it does not share that of the test."""
         db = db or self.db
         lease = Lease(db, name, unit=name.partition(".")[0], role="sampler")
         await lease.open()
@@ -217,12 +217,12 @@ class Stage:
         self.waits.append((what, on))
         yield
 
-    # ---- what there is to do ----
+    # ---- tasks ----
 
     async def task(
         self, query: str = "what costs a pear?", answer: str = "3", *, n: int = 2, sampling: Any = None, **fields: Any
     ) -> Task:
-        """An admitted one; its environment gives what is not said."""
+        """Create an admitted task. Its environment gives the fields that are left out."""
         number = await self.db.count("Task", {})
         environment = self.config.environments["shop"]
         task = Task(
@@ -245,13 +245,13 @@ class Stage:
         assert await tasks.admit(self.db, [task], n=n, sampling=frozen, deadline_s=600, rounds_max=3)
         return await tasks.get(self.db, task.id)
 
-    # ---- what became of it ----
+    # ---- results ----
 
     async def all(self, kind: type[Document], **filter: Any) -> list[Any]:
         return [load(kind, found) for found in await self.db.find(kind.__name__, filter, sort=[("_id", 1)])]
 
     async def ended(self, *, count: int = 1, within_s: float = PATIENCE_S) -> list[Record]:
-        """The records that ended, once there are so many and those that finished are scored."""
+        """Wait for this many ended records, all of them scored. Returns them."""
 
         async def look() -> list[Record] | None:
             records = await self.all(Record)
@@ -278,7 +278,7 @@ class Stage:
         return await self.all(DBRecordData)
 
     async def open_ends(self) -> list[str]:
-        """What still waits for an answer that nobody will give."""
+        """Calls that still wait for an answer."""
         calls = [call.id for call in await self.calls() if call.status == "sent"]
         waiting = (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING)
         return calls + [call.id for call in await self.tool_calls() if call.status in waiting]

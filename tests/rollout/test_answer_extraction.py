@@ -1,4 +1,4 @@
-"""Where the answer stands, and how right it is."""
+"""Where the answer is in a text, and how it is scored."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_exact_is_the_same_text_but_for_white_space() -> None:
     assert await scorers.score("exact", None, TASK) == 0.0
 
 
-async def test_a_scorer_that_cannot_say_never_gives_0() -> None:
+async def test_a_scorer_without_a_result_never_gives_0() -> None:
     @register_scorer("raises")
     async def raises(answer: str, truth: str, task: Any) -> float:
         raise RuntimeError("no quota")
@@ -89,7 +89,7 @@ async def test_a_scorer_may_be_a_plain_function() -> None:
     assert await scorers.score("plain", "42", TASK) == 0.5
 
 
-async def test_a_scorer_that_takes_too_long_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scorer_that_takes_too_long_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorers, "SCORE_WITHIN_S", 0.05)
 
     @register_scorer("sleeps")

@@ -23,7 +23,7 @@ from agentrl.engines.openai_calls import OpenAiCalls
 from agentrl.other_models import service_health
 from agentrl.rollout.chat_api_model import ChatApiModel
 from agentrl.tokens import image_ids
-from tests.other_models.services import Said, Service
+from tests.other_models.services import RawAnswer, Service
 from tests.waiting import PATIENCE_S
 
 KEY = "sk-0123456789"
@@ -106,7 +106,7 @@ async def test_a_service_that_asks_to_be_left_alone_is_asked_again_within_the_ti
     monkeypatch.setattr(service_health, "FIRST_S", 0.01)
     waits = ["0", "0.01"]
     service = await Service(
-        lambda asked: Said(b"slow down", 429, f"Retry-After: {waits.pop(0)}\r\n") if waits else "yes"
+        lambda asked: RawAnswer(b"slow down", 429, f"Retry-After: {waits.pop(0)}\r\n") if waits else "yes"
     ).start()
     calls = OpenAiCalls(service.url, KEY)
     try:

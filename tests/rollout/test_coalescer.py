@@ -1,4 +1,4 @@
-"""What is asked for at the same moment goes out together, and nobody suffers for another."""
+"""Requests of the same moment are sent together, and the failure of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.store.database import StoreError, StoreUnavailableError
 from tests.waiting import aeventually
 
 
-async def test_what_comes_while_an_answer_is_under_way_is_asked_together() -> None:
+async def test_requests_during_a_running_call_are_sent_together() -> None:
     batches: list[list[int]] = []
 
     async def even(numbers: Sequence[int]) -> list[bool]:
@@ -27,7 +27,7 @@ async def test_what_comes_while_an_answer_is_under_way_is_asked_together() -> No
     assert batches == [[0], [1, 2, 3, 4, 5]]
 
 
-async def test_who_is_at_fault_fails_alone() -> None:
+async def test_a_faulty_request_fails_alone() -> None:
     async def refuses_three(numbers: Sequence[int]) -> list[bool]:
         if 3 in numbers:
             raise StoreError("three is refused")
@@ -53,7 +53,7 @@ async def test_a_store_that_is_away_is_asked_once_for_all() -> None:
     assert asked == 1
 
 
-async def test_one_who_leaves_takes_nobody_along() -> None:
+async def test_a_cancelled_request_cancels_no_other() -> None:
     go_on = asyncio.Event()
 
     async def slowly(numbers: Sequence[int]) -> list[bool]:

@@ -1,4 +1,5 @@
-"""Conversations that are too long: what each strategy leaves out, what the model reads then, and what trains."""
+"""Conversations that are too long: what each strategy leaves out, what the model reads afterwards, and which tokens
+train."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ async def prepare(stage: Stage, folder: Path, **environment: Any) -> None:
 
 
 def looking(turns: int) -> Any:
-    """A model that looks at a place each turn, and answers after so many; asked to, it writes notes."""
+    """A model that looks at a place in each of these turns and then answers. It writes notes if it is asked to."""
     seen = iter([f"<tool_call>look('place {number}')</tool_call>" for number in range(turns)])
 
     def says(prompt: Prompt) -> str:
@@ -69,7 +70,7 @@ async def played(stage: Stage, turns: int) -> Any:
 
 
 async def of_record(stage: Stage, record: Any) -> tuple[Any, Any]:
-    """Its calls and its tree, rebuilt from what is stored."""
+    """The prompts and the data of a record, rebuilt from the store."""
     calls = (await stored_calls.with_tokens(stage.db, [record.id]))[record.id]
     stored = stored_calls.stored_calls(calls)
     prompts = span_lists.full_prompts(stored)
@@ -77,13 +78,13 @@ async def of_record(stage: Stage, record: Any) -> tuple[Any, Any]:
     (data,) = await stage.data()
     assert data.spans == tree.spans
     assert data.trained_tokens == record.generated_tokens == sum(len(call.output) for call in stored.values()), (
-        "each token that was sampled trains once, whatever was left out later"
+        "each sampled token trains once, even if it was left out later"
     )
     return prompts, data
 
 
 @pytest.mark.parametrize("strategy", ["discard_tool_results", "sliding_window"])
-async def test_what_goes_is_counted_and_each_edit_is_a_branch(stage: Stage, tmp_path: Path, strategy: str) -> None:
+async def test_removed_parts_are_counted_and_each_edit_is_a_branch(stage: Stage, tmp_path: Path, strategy: str) -> None:
     await prepare(stage, tmp_path, context={"strategy": strategy, "budget": 600})
     engine, record = await played(stage, 5)
     assert (record.outcome, record.turns, record.score) == ("answered", 6, 1.0), record.error
@@ -100,7 +101,7 @@ async def test_what_goes_is_counted_and_each_edit_is_a_branch(stage: Stage, tmp_
     assert "place 0: pears" not in last
     if strategy == "discard_tool_results":
         assert "(removed: the conversation was too long)" in last
-        assert "look('place 0')" in last, "what was sampled stays"
+        assert "look('place 0')" in last, "sampled tokens stay"
         assert record.context["results"] >= 3
     else:
         assert "place 0" not in last
@@ -119,7 +120,7 @@ async def test_the_model_writes_notes_that_train_and_goes_on_with_them(stage: St
     assert (record.outcome, record.score) == ("answered", 1.0), record.error
     assert record.context["edits"] == 1
     notes = next(number for number, prompt in enumerate(engine.prompts) if "Write down all" in prompt.answers[-1])
-    assert "place" in engine.prompts[notes].answers[-1], "the last results are part of what it sees"
+    assert "place" in engine.prompts[notes].answers[-1], "the model sees the last results"
     after = engine.prompts[notes + 1]
     assert after.answers == [
         "what costs a pear?\n\nYou have worked on this already. Your notes:\nI looked at place 0 and saw pears."
@@ -141,7 +142,7 @@ async def test_another_model_summarises_and_its_words_train_nothing(
     await of_record(stage, record)
 
 
-async def test_equal_calls_end_the_episode_or_are_told(stage: Stage, tmp_path: Path) -> None:
+async def test_equal_calls_end_the_episode_or_get_a_warning(stage: Stage, tmp_path: Path) -> None:
     await prepare(stage, tmp_path, repetition={"calls": 2, "texts": 0, "means": "warn"})
     said = iter(["Hm. <tool_call>look('x')</tool_call>", "Well. <tool_call>look('x')</tool_call>"])
     engine = await stage.engine(lambda prompt: next(said, "<answer>3</answer>"))

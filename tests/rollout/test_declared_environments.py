@@ -1,4 +1,4 @@
-"""Environments of Python files at work: their tools, loops, scores and what the tools keep."""
+"""Environments of Python files in episodes: their tools, loops, scores and the state of the tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = "name: x\nmodel: {build: tiny}\nenvironments:\n  shop: {code: shop.py, APA
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test declares is known in this test only."""
+    """Forget the declarations of a test at its end."""
     monkeypatch.setattr(environment, "_declared", {})
     monkeypatch.setattr(agent_loops, "_registry", dict(agent_loops._registry))
     monkeypatch.setattr(scorers, "_registry", dict(scorers._registry))
@@ -107,7 +107,7 @@ async def test_state_is_made_and_ended_and_two_agents_speak_side_by_side(stage: 
 
     async def says(prompt: Prompt) -> str:
         if "for" in prompt.text or "against" in prompt.text:
-            await both.wait()  # Neither is answered before the other is asked.
+            await both.wait()  # Answers only once both agents have asked.
             return "yes" if "for" in prompt.text else "no"
         return "<answer>3</answer>" if "plum3" in prompt.text else "<tool_call>tell()</tool_call>"
 
@@ -142,7 +142,7 @@ rl.Environment("shop", dataset="shop.jsonl", agent=asks_twice, scorers=[right])
 
 
 async def test_an_agent_in_a_sandbox_goes_on_in_another_sampler(stage: Stage, tmp_path: Path) -> None:
-    """The second turn is under way when the first sampler is drained. Then the agent runs again from its beginning."""
+    """The first sampler is drained during the second turn. In the next one, the agent runs again from its beginning."""
     await begin(stage, tmp_path, APART, apart="sandbox: process, ")
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -169,7 +169,7 @@ async def test_an_agent_in_a_sandbox_goes_on_in_another_sampler(stage: Stage, tm
     first, *again = engine.prompts
     assert "sure" not in first.text
     assert len(again) >= 2
-    assert all("sure of perhaps?" in prompt.text for prompt in again), "the first turn was not asked for again"
+    assert all("sure of perhaps?" in prompt.text for prompt in again), "the first turn is not sampled again"
 
 
 async def test_a_sampler_finds_the_modules_beside_the_file_wherever_it_runs(
@@ -216,7 +216,7 @@ async def test_a_loop_of_messages_trains_the_sampled_tokens(stage: Stage, tmp_pa
         ),
     ],
 )
-async def test_a_scorer_that_cannot_say_leaves_the_record_unscored(
+async def test_a_scorer_without_a_result_leaves_the_record_unscored(
     stage: Stage, tmp_path: Path, code: str, sentence: str
 ) -> None:
     declares = "rl.Environment('shop', dataset='shop.jsonl', scorers=[bad])\n"

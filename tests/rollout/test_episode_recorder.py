@@ -1,4 +1,4 @@
-"""What a recorder writes of a turn, and when."""
+"""The writes of a recorder for a turn, and their order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def begun(db: Database, writer: Writer) -> Recorder:
 async def test_a_call_that_ends_while_it_is_being_shown_has_its_beginning_and_its_end(
     db: Database, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    """`turns` of the loop after it was sent: before, at and after the moment at which it is due to be shown."""
+    """The call ends `turns` turns of the event loop after it was sent: before, at or after the moment when it is
+    shown."""
     monkeypatch.setattr(episode_recorder, "SHOWN_AFTER_S", 0.0)
     recorder = await begun(db, Writer(db))
     call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")
@@ -120,7 +121,7 @@ class Held(Writer):
 
 
 async def test_a_tool_call_that_may_run_again_waits_until_the_turns_before_it_are_stored(db: Database) -> None:
-    """Another sampler would else give its id to another call."""
+    """Otherwise another sampler could give its id to another call."""
     writer = Held(db)
     recorder = await begun(db, writer)
     await answered(recorder)

@@ -1,4 +1,4 @@
-"""What becomes of one episode: its turns, its tokens, its end."""
+"""One episode: its turns, its tokens, its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs as version_runs
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
-from tests.rollout.actors import Prompt, Spoken
+from tests.rollout.actors import Prompt, ScriptedAnswer
 from tests.rollout.conftest import Stage, configuration
 from tests.waiting import aeventually
 
@@ -31,7 +31,7 @@ async def test_an_answer_is_finished_scored_and_its_tokens_are_stored(stage: Sta
     assert [(record.status, record.outcome, record.score) for record in records] == [("scored", "answered", 1.0)] * 2
     call, data = (await stage.calls())[0], (await stage.data())[0]
     assert call.status == "done"
-    assert call.sent_at is not None, "how long a call took is told also of one that is written with its answer"
+    assert call.sent_at is not None, "a call that is stored with its answer also has its duration"
     assert call.done_at is not None
     output = unpack_ids(call.output)
     assert stage.words.template.tokenizer.decode(output) == "it costs <answer> 3 </answer><|end|>"
@@ -74,13 +74,13 @@ async def _ready(stage: Stage, task: str) -> dict[str, Any] | None:
         ("word " * 400, {}, Outcome.TOKEN_LIMIT, "scored"),
         ("word " * 200, {"context": 60, "max_tokens_per_call": 500}, Outcome.CONTEXT_FULL, "scored"),
         ("<answer>3</answer>", {"context": 5}, Outcome.PROMPT_TOO_LONG, "scored"),
-        (Spoken("x", change=lambda answer: answer["meta_info"].update(output_token_logprobs=[])), {},
+        (ScriptedAnswer("x", change=lambda answer: answer["meta_info"].update(output_token_logprobs=[])), {},
          Outcome.ENGINE_RUBBISH, "failed"),
-        (Spoken("x", change=lambda answer: _each(answer, lambda pair: [0.7, pair[1], None])), {},
+        (ScriptedAnswer("x", change=lambda answer: _each(answer, lambda pair: [0.7, pair[1], None])), {},
          Outcome.ENGINE_RUBBISH, "failed"),
-        (Spoken("x", status=400), {}, Outcome.ENGINE_FAILED, "failed"),
-        (Spoken("x", status=500), {}, Outcome.ENGINE_FAILED, "failed"),
-        (Spoken("", finish="abort"), {}, Outcome.ENGINE_FAILED, "failed"),
+        (ScriptedAnswer("x", status=400), {}, Outcome.ENGINE_FAILED, "failed"),
+        (ScriptedAnswer("x", status=500), {}, Outcome.ENGINE_FAILED, "failed"),
+        (ScriptedAnswer("", finish="abort"), {}, Outcome.ENGINE_FAILED, "failed"),
     ],
     ids=["no answer", "token limit", "context", "prompt", "broken answer", "rubbish", "refused", "error", "aborts"],
 )  # fmt: skip
@@ -102,8 +102,10 @@ def _each(answer: dict[str, Any], change: Any) -> None:
     meta["output_token_logprobs"] = [change(pair) for pair in meta["output_token_logprobs"]]
 
 
-async def test_a_call_that_is_aborted_goes_on_where_it_was(stage: Stage) -> None:
-    reply = iter([Spoken("it costs ", finish="abort"), Spoken("", finish="abort"), "<answer>3</answer>"])
+async def test_an_aborted_call_continues_from_its_tokens(stage: Stage) -> None:
+    reply = iter(
+        [ScriptedAnswer("it costs ", finish="abort"), ScriptedAnswer("", finish="abort"), "<answer>3</answer>"]
+    )
     engine = await stage.engine(lambda got: next(reply))
     await stage.task(n=1)
     async with stage.sampler():
@@ -122,7 +124,7 @@ async def test_a_call_that_is_aborted_goes_on_where_it_was(stage: Stage) -> None
 
 
 async def test_a_lost_call_is_sent_to_another_engine(stage: Stage) -> None:
-    # Nobody listens at the discard port.
+    # No program listens at the discard port.
     await stage.engine(lambda got: "never", url="http://127.0.0.1:9")
     await stage.engine(lambda got: "<answer>3</answer>")
     await stage.task(n=8)
@@ -165,7 +167,7 @@ async def test_an_episode_at_its_deadline_is_at_a_limit_of_the_policy_unless_the
     assert not await stage.open_ends()
 
 
-async def test_waiting_for_an_engine_is_no_time_of_the_episode(stage: Stage) -> None:
+async def test_waiting_for_an_engine_does_not_count_as_time_of_the_episode(stage: Stage) -> None:
     await stage.engine(silent, version=1)
     await stage.task(n=1, purpose="eval", version=2)
     async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=1)):
@@ -178,12 +180,12 @@ async def test_waiting_for_an_engine_is_no_time_of_the_episode(stage: Stage) -> 
     assert record.outcome == "answered"
 
 
-async def test_time_that_failed_engines_took_is_no_time_of_the_episode(stage: Stage) -> None:
-    async def breaks_late(got: Prompt) -> Spoken:
+async def test_time_of_failed_engines_does_not_count_as_time_of_the_episode(stage: Stage) -> None:
+    async def breaks_late(got: Prompt) -> ScriptedAnswer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.8):
                 await asyncio.Event().wait()
-        return Spoken(status=500)
+        return ScriptedAnswer(status=500)
 
     reply = iter([breaks_late, breaks_late, lambda got: "<answer>3</answer>"])
     await stage.engine(lambda got: next(reply)(got))
@@ -203,7 +205,7 @@ async def test_an_episode_without_a_token_fails_at_its_deadline_and_leaves_nothi
     assert ("model call", "engine-0") in stage.waits
 
 
-async def test_a_call_ends_at_its_deadline_with_what_there_is(stage: Stage) -> None:
+async def test_a_call_ends_at_its_deadline_with_its_output(stage: Stage) -> None:
     async def slow(got: Prompt) -> str:
         if got.text.endswith("it costs"):
             return " <answer>3</answer>"
@@ -248,7 +250,7 @@ async def test_a_task_may_name_a_loop_of_the_run(stage: Stage) -> None:
     ("agent", "says"), [("nobody_knows_it", ""), ("breaks", "it broke"), ("swallows", "store")], ids=str
 )
 async def test_a_loop_that_fails_is_infrastructure(stage: Stage, agent: str, says: str) -> None:
-    await stage.engine(lambda got: Spoken(status=400))
+    await stage.engine(lambda got: ScriptedAnswer(status=400))
     await stage.task(n=1, agent_name=agent)
     async with stage.sampler():
         record = await stage.one()

@@ -1,4 +1,4 @@
-"""What others do to an episode that they should not: each has one outcome, and nothing of it is trained."""
+"""Faults of engines, tools and the store during an episode: each has one outcome, and nothing of it is trained."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUBBISH = {
 
 @asynccontextmanager
 async def babbling(body: bytes, *, endless: bool = False) -> AsyncIterator[str]:
-    """The address of a server that answers everything with 200 and this, or with this for ever."""
+    """The address of a server that answers every request with 200 and this body, or repeats the body endlessly."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -70,15 +70,13 @@ async def test_an_engine_that_answers_rubbish_fails_the_attempt_and_is_named(sta
             record = await stage.one()
     assert (record.status, record.outcome, record.outcome_class) == ("failed", "engine_rubbish", "infrastructure")
     assert record.error.startswith("engine-0.1: ")
-    assert record.score is None, "what failed is no answer that was worth nothing"
+    assert record.score is None, "a failed attempt has no score, not the score 0"
     assert {call.status for call in await stage.calls()} == {"failed"}
     assert not await stage.data()
     assert not await stage.open_ends()
 
 
-async def test_an_engine_that_talks_without_end_is_not_listened_to(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_endless_answer_of_an_engine_is_abandoned(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MOST_BODY_BYTES", 4 << 20)
     async with babbling(b" " * 65536, endless=True) as url:
         await stage.engine(lambda prompt: "never", url=url)
@@ -89,7 +87,7 @@ async def test_an_engine_that_talks_without_end_is_not_listened_to(
     assert "more than 4 MiB" in record.error
 
 
-async def test_beside_an_engine_that_answers_rubbish_every_call_ends_at_another(stage: Stage) -> None:
+async def test_calls_of_an_engine_that_answers_rubbish_end_at_another_engine(stage: Stage) -> None:
     async with babbling(RUBBISH["other JSON"]) as url:
         await stage.engine(lambda prompt: "never", url=url)
         await stage.engine(lambda prompt: "<answer>3</answer>")
@@ -100,7 +98,7 @@ async def test_beside_an_engine_that_answers_rubbish_every_call_ends_at_another(
     calls = await stage.calls()
     assert {call.engine for call in calls if call.status == "done"} == {"engine-1.1"}
     failed = [call for call in calls if call.status == "failed"]
-    assert len({call.record for call in failed}) == len(failed), "nobody asks there twice"
+    assert len({call.record for call in failed}) == len(failed), "no record calls the broken engine twice"
 
 
 async def test_a_tool_that_returns_fifty_megabytes_is_read_by_both_its_ends(stage: Stage) -> None:
@@ -120,7 +118,7 @@ async def test_a_tool_that_returns_fifty_megabytes_is_read_by_both_its_ends(stag
 
 
 async def test_a_result_that_fills_the_context_ends_the_episode_at_that_limit(stage: Stage) -> None:
-    """And it is more than a document holds inline."""
+    """The result is also larger than a document holds inline."""
     stage.config = configuration(**unruly_tools(result_max_chars=300_000, timeout_s=60))
     await stage.toolbox()
     await stage.engine(lambda prompt: f"<tool_call>big(chars={1 << 20})</tool_call>")
@@ -138,7 +136,8 @@ async def test_a_result_that_fills_the_context_ends_the_episode_at_that_limit(st
 async def test_a_prompt_longer_than_the_context_of_an_engine_is_refused_once(
     stage: Stage, model_dir: Path, words: ChatFormat
 ) -> None:
-    """The run allows more tokens than the engine has room for: somebody's configuration, not the policy's doing."""
+    """The run allows more tokens than the engine has room for. That is a mistake of the configuration, not of the
+    policy."""
     engine = EmbeddedEngine(slots=4, context=64)
     engine.start()
     try:
@@ -151,8 +150,8 @@ async def test_a_prompt_longer_than_the_context_of_an_engine_is_refused_once(
     finally:
         await engine.close()
     assert (record.status, record.outcome) == ("failed", "engine_failed")
-    assert "64" in record.error, "it says how much there is room for"
-    assert len(await stage.calls()) == 1, "what is refused is not asked again"
+    assert "64" in record.error, "the error names the size of the context"
+    assert len(await stage.calls()) == 1, "a refused call is not repeated"
 
 
 # ---- a store that does not answer ----
@@ -160,7 +159,7 @@ async def test_a_prompt_longer_than_the_context_of_an_engine_is_refused_once(
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[tuple[Mongod, str]]:
-    """A server that nobody else uses, for it is made to stand still."""
+    """A server for these tests alone, because they make it stand still."""
     directory = tempfile.TemporaryDirectory(prefix="mongo-", ignore_cleanup_errors=True)
     with directory as root, server_in(Path(root) / "mongo") as started:
         yield started
@@ -168,7 +167,7 @@ def own_server() -> Iterator[tuple[Mongod, str]]:
 
 @asynccontextmanager
 async def playing_on(stage: Stage, url: str, name: str, *, within_s: float) -> AsyncIterator[database.Database]:
-    """The stage on another server, and a sampler's way there, on which an operation gets `within_s`."""
+    """Move the stage to another server. Yields a connection for samplers, whose operations may take `within_s`."""
     stage.db = database.connect(url, name, within_s=60)
     samplers = database.connect(url, name, within_s=within_s)
     await indexes.ensure(stage.db)
@@ -218,7 +217,7 @@ async def test_a_store_that_is_slow_for_seconds_delays_episodes_and_fails_none(
                     await asyncio.sleep(1)
                     return sampler.ended == before
 
-                # What it had answered is heard, also by several episodes at once; then it answers nobody.
+                # Answers that the server has already sent still arrive; after them all episodes wait.
                 await aeventually(stands, what="episodes to stand still")
             records = await stage.ended(count=32)
         assert {(record.status, record.outcome) for record in records} == {("scored", "answered")}
@@ -226,7 +225,7 @@ async def test_a_store_that_is_slow_for_seconds_delays_episodes_and_fails_none(
         assert not (await accounting.account(stage.db)).problems
 
 
-async def test_a_store_that_is_away_for_longer_than_an_operation_costs_attempts_and_leaves_nothing_behind(
+async def test_a_store_that_is_away_for_longer_than_an_operation_costs_attempts_and_leaves_nothing_open(
     stage: Stage, own_server: tuple[Mongod, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.2)

@@ -63,7 +63,7 @@ async def test_an_episode_calls_tools_and_answers_in_the_format_of_its_family(
     assert chat_format.other_calls(stage.words, stage.config) == []
 
 
-async def test_a_parser_that_does_not_read_the_calls_of_the_template_is_told(stage: Stage, tmp_path: Path) -> None:
+async def test_a_parser_that_does_not_fit_the_template_is_reported(stage: Stage, tmp_path: Path) -> None:
     play(stage, "mistral", tmp_path / "model", parser="qwen")
     assert chat_format.other_calls(stage.words, stage.config) == [
         "environments.shop.parser is qwen, and the model's chat template writes tool calls that mistral reads."

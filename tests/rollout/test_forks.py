@@ -44,7 +44,7 @@ from tests.waiting import aeventually
 SETTINGS = StewardSettings(environments={"shop": EnvironmentSettings(servers=("faulty",))}, n=2)
 
 
-class Line:
+class Outage:
     """While it is down, `search` fails for infrastructure."""
 
     def __init__(self, path: Path) -> None:
@@ -56,8 +56,8 @@ class Line:
 
 
 @pytest.fixture
-def down(tmp_path: Path) -> Line:
-    return Line(tmp_path / "down")
+def down(tmp_path: Path) -> Outage:
+    return Outage(tmp_path / "down")
 
 
 async def ask(stage: Stage, name: str, args: Args, *, dry_run: bool = False, id: str = "op-1") -> Any:
@@ -76,8 +76,8 @@ async def preview(stage: Stage, target: str = "", **args: Any) -> Effect:
     return effect
 
 
-def searcher(down: Line, then: str = "<answer>3</answer>") -> Any:
-    """Seat 0 ticks, searches, ticks and answers; the others answer at once, and wrongly."""
+def searcher(down: Outage, then: str = "<answer>3</answer>") -> Any:
+    """Seat 0 ticks, searches, ticks and answers; the other seats answer at once, and wrongly."""
 
     def says(prompt: Prompt) -> str:
         if ".s0." not in prompt.record and "branch" not in prompt.record:
@@ -88,7 +88,7 @@ def searcher(down: Line, then: str = "<answer>3</answer>") -> Any:
     return says
 
 
-async def failed_search(stage: Stage, down: Line, **settings: Any) -> tuple[Task, Record]:
+async def failed_search(stage: Stage, down: Outage, **settings: Any) -> tuple[Task, Record]:
     """A group of which one record failed for infrastructure in its second turn."""
     stage.config = configuration(**unruly_tools(**settings))
     await stage.toolbox()
@@ -126,7 +126,7 @@ async def failure(stage: Stage, **of: Any) -> Record:
 
 
 async def trained_tokens(stage: Stage, record: str) -> tuple[int, int]:
-    """How many tokens of a record train, and how many it has generated or was given."""
+    """How many tokens of a record train, and how many it has generated or inherited from its trunk."""
     answered = (await call_store.with_tokens(stage.db, [record]))[record]
     (data,) = await stage.all(DBRecordData, _id=record)
     trajectory = trajectory_of(data, answered)
@@ -134,14 +134,14 @@ async def trained_tokens(stage: Stage, record: str) -> tuple[int, int]:
     return trajectory.trained_tokens, sum(len(one.output) // 4 for one in answered)
 
 
-async def test_repaired_record_enters_its_group_as_if_it_had_not_failed(stage: Stage, down: Line) -> None:
+async def test_repaired_record_enters_its_group_as_if_it_had_not_failed(stage: Stage, down: Outage) -> None:
     task, base = await failed_search(stage, down)
     effect = await preview(stage, base.id)
     assert effect.changes[0] == f"repair: a fork takes seat 0 of {task.id}, and goes on with turn 2 of {base.id}"
     assert "1 tool call before it; 1 of the calls runs again" in effect.changes[1]
     down.mend()
     id = await fork(stage, base.id)
-    assert await fork(stage, base.id) == id, "an operation forks once"
+    assert await fork(stage, base.id) == id, "a repeated operation makes no second fork"
     assert id == f"{task.id}#r1.s0.a2"
     async with stage.sampler("sampler-1.1"):
         record = await scored(stage, id)
@@ -161,7 +161,7 @@ async def test_repaired_record_enters_its_group_as_if_it_had_not_failed(stage: S
 
 
 async def test_edited_result_branches_off_into_a_group_of_which_only_the_continuation_trains(
-    stage: Stage, down: Line
+    stage: Stage, down: Outage
 ) -> None:
     down.mend()
     stage.config = configuration(**unruly_tools())
@@ -196,7 +196,7 @@ async def test_edited_result_branches_off_into_a_group_of_which_only_the_continu
     assert account.balanced, account.problems
 
 
-async def test_single_continuation_is_a_probe_that_does_not_train(stage: Stage, down: Line) -> None:
+async def test_single_continuation_is_a_probe_that_does_not_train(stage: Stage, down: Outage) -> None:
     task, base = await failed_search(stage, down)
     down.mend()
     assert await tasks.next_round(stage.db, task, Actor.STEWARD, "too few")
@@ -216,7 +216,7 @@ async def test_single_continuation_is_a_probe_that_does_not_train(stage: Stage, 
 
 
 async def test_fork_that_generated_nothing_before_its_deadline_is_no_fault_of_the_policy(
-    stage: Stage, down: Line
+    stage: Stage, down: Outage
 ) -> None:
     _, base = await failed_search(stage, down)
     down.mend()
@@ -234,7 +234,7 @@ async def test_fork_that_generated_nothing_before_its_deadline_is_no_fault_of_th
     assert (record.outcome, record.turns) == ("episode_timeout", 2), "both turns are of the trunk"
 
 
-async def test_edited_message_begins_a_branch(stage: Stage, down: Line) -> None:
+async def test_edited_message_begins_a_branch(stage: Stage, down: Outage) -> None:
     _, base = await failed_search(stage, down)
     down.mend()
     id = await fork(stage, base.id, message="what costs a plum?")
@@ -247,7 +247,7 @@ async def test_edited_message_begins_a_branch(stage: Stage, down: Line) -> None:
         await preview(stage, f"{base.id}/1", message="what?")
 
 
-async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage: Stage, down: Line) -> None:
+async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage: Stage, down: Outage) -> None:
     task, base = await failed_search(stage, down)
     await stage.db.update_many(
         "DispatchedSamplingTask", {"record": base.id, "turn": 0}, {"$set": {"tool_calls.0.result": "tick 7"}}
@@ -263,7 +263,7 @@ async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage:
 
 @pytest.mark.parametrize(("deaths", "ends"), [(2, "scored"), (3, "failed")])
 async def test_session_of_a_fork_of_which_a_call_is_lost_is_rebuilt_three_times_at_most(
-    stage: Stage, down: Line, tmp_path: Path, deaths: int, ends: str
+    stage: Stage, down: Outage, tmp_path: Path, deaths: int, ends: str
 ) -> None:
     path = tmp_path / "deaths left"
     path.write_text("0")
@@ -298,7 +298,7 @@ async def test_session_of_a_fork_of_which_a_call_is_lost_is_rebuilt_three_times_
 
 @pytest.mark.parametrize("effect", ["outside", "pure"])
 async def test_what_servers_declare_of_their_tools_decides_what_a_fork_runs_again(
-    stage: Stage, down: Line, monkeypatch: pytest.MonkeyPatch, effect: str
+    stage: Stage, down: Outage, monkeypatch: pytest.MonkeyPatch, effect: str
 ) -> None:
     monkeypatch.setattr(mcp_connection, "_declared_effect", lambda tool: effect if tool.name == "tick" else "")
     _, base = await failed_search(stage, down)
@@ -315,7 +315,7 @@ async def test_what_servers_declare_of_their_tools_decides_what_a_fork_runs_agai
     assert made == ["tick 1", "found", "tick 1"], "the pure call of the trunk did not run again"
 
 
-async def test_fork_of_a_base_whose_details_were_removed_samples_nothing(stage: Stage, down: Line) -> None:
+async def test_fork_of_a_base_whose_details_were_removed_samples_nothing(stage: Stage, down: Outage) -> None:
     task, base = await failed_search(stage, down)
     id = await fork(stage, base.id)
     await pruning.remove_details(stage.db, [task.id])
@@ -331,7 +331,7 @@ async def test_fork_of_a_base_whose_details_were_removed_samples_nothing(stage: 
 
 @register_loop("silent_loop")
 class SilentLoop(AgentLoop):
-    """Asks something else when it is run again."""
+    """A loop that sends another prompt in its second run."""
 
     runs = 0
 
@@ -345,7 +345,7 @@ class SilentLoop(AgentLoop):
         return Outcome.ANSWERED
 
 
-async def test_loop_that_asks_something_else_in_its_trunk_is_not_reproducible(stage: Stage) -> None:
+async def test_loop_with_other_prompts_in_its_trunk_is_not_reproducible(stage: Stage) -> None:
     await stage.engine(lambda prompt: "<answer>3</answer>")
     task = await stage.task(n=2, agent_name="silent_loop")
     async with stage.sampler("sampler-0.1"):
@@ -360,7 +360,7 @@ async def test_loop_that_asks_something_else_in_its_trunk_is_not_reproducible(st
     )
 
 
-async def test_another_sampler_goes_on_with_a_fork_and_its_session(stage: Stage, down: Line) -> None:
+async def test_another_sampler_goes_on_with_a_fork_and_its_session(stage: Stage, down: Outage) -> None:
     _, base = await failed_search(stage, down)
     down.mend()
     id = await fork(stage, base.id)
@@ -381,7 +381,7 @@ async def test_another_sampler_goes_on_with_a_fork_and_its_session(stage: Stage,
     assert (record.turns, made) == (4, ["tick 1", "found", "tick 2"])
 
 
-async def test_calls_that_work_now_are_replayed_and_their_records_forked(stage: Stage, down: Line) -> None:
+async def test_calls_that_work_now_are_replayed_and_their_records_forked(stage: Stage, down: Outage) -> None:
     _, base = await failed_search(stage, down)
     wanted = ReplayCalls(filter="tool=search", then="fork")
     effect: Effect = await ask(stage, "replay_calls", wanted, dry_run=True)
@@ -409,7 +409,7 @@ async def test_calls_that_work_now_are_replayed_and_their_records_forked(stage: 
     assert (record.fork.kind, record.fork.replay, record.turns) == ("repair", replay.id, 4)
 
 
-async def test_forks_lose_nothing_but_what_they_displace_makes_them_disruptive(stage: Stage, down: Line) -> None:
+async def test_forks_lose_nothing_but_what_they_displace_makes_them_disruptive(stage: Stage, down: Outage) -> None:
     tier = COMMANDS["fork_records"].tier
     first, base = await failed_search(stage, down)
     assert tier(await preview(stage, base.id)) is Tier.REVERSIBLE

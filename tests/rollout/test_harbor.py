@@ -1,4 +1,5 @@
-"""Tasks of Harbor: which are played without an image, what their verifiers say, and what a model cannot do about it."""
+"""Tasks of Harbor: which can be played without an image, and the scores of their verifiers, which a model cannot
+change."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ async def test_the_verifier_of_a_task_scores_what_the_agent_left(
 
     looks = call("ls -a /app /tests /logs; cat names.txt; ls /home /root /work 2>&1")
     cheats = call("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo 'echo' > /tests/test.sh")
-    # By the query: greets, cheats and asks for the verifier, or works until its last turn.
+    # The query decides: it greets, or cheats and calls the verifier, or works until its last turn.
     said = {
         "greets": [looks, call("echo Hello $(cat names.txt) > greeting.txt"), "Done."],
         "cheats": [cheats + call("", "agentrl_verify"), "Done."],
@@ -114,8 +115,8 @@ async def test_the_verifier_of_a_task_scores_what_the_agent_left(
         ended = {record.task: record for record in await stage.ended(count=3, within_s=60)}
     greets, cheats_, works = (ended[f"shop/train/0/{number:06d}"] for number in range(3))
     assert (greets.outcome, greets.score) == ("answered", 1.0), greets.error
-    assert (cheats_.outcome, cheats_.score) == ("answered", 0.25), "a reward that it wrote itself is removed"
-    assert (works.outcome, works.score) == ("turn_limit", 1.0), "its last turn is verified"
+    assert (cheats_.outcome, cheats_.score) == ("answered", 0.25), "a reward that the agent wrote itself is removed"
+    assert (works.outcome, works.score) == ("turn_limit", 1.0), "the result of the last turn is verified"
     first = next(call for call in await stage.tool_calls() if call.id.startswith(greets.id) and call.tool == "bash")
     assert "agentrl_verify" not in engine.prompts[0].text
     assert "names.txt" in first.result

@@ -44,7 +44,7 @@ from agentrl.store.documents import Task
         (r"\log_2 8", "3", EQUAL),
         ("e^{i\\pi}", "-1", EQUAL),
         ("0.333", "1/3", DIFFERENT),
-        # math-verify rounds to 6 places by default; by mathematics these differ.
+        # math-verify rounds to 6 places by default, but these numbers differ.
         (r"0.333333", r"\frac13", DIFFERENT),
         # math-verify reads letters in lower case by default, and `i` as a variable.
         ("X", "x", DIFFERENT),

@@ -1,4 +1,4 @@
-"""What episodes need is down for a while: they wait, nothing of them is lost, and they go on by themselves."""
+"""A service that episodes need is down for a while. The episodes wait, lose nothing, and continue by themselves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def kept(stage: Stage) -> AsyncIterator[Steward]:
         await asyncio.wait([going])
 
 
-async def test_a_search_that_is_down_stops_admission_and_costs_nobody_anything(stage: Stage, tmp_path: Path) -> None:
+async def test_a_search_that_is_down_stops_admission_and_costs_no_seat_an_attempt(stage: Stage, tmp_path: Path) -> None:
     down = tmp_path / "down"
     down.touch()
     stage.config = configuration(**unruly_tools())
@@ -58,13 +58,13 @@ async def test_a_search_that_is_down_stops_admission_and_costs_nobody_anything(s
 
     async with kept(stage) as steward, stage.sampler(concurrency=32):
         await aeventually(lambda: "breaker open" in str(steward.held), what="admission stops")
-        # Probes find it still broken, again and again: not one of them costs its seat an attempt.
+        # Repeated probes find the server still broken. None of them costs its seat an attempt.
         await aeventually(lambda: enough(records(free=True, status="failed"), 8), what="probes")
         admitted = await stage.db.count("Task", {"admitted_order": {"$gt": 0}})
         assert admitted <= 6
         paid = await records(free=False, status="failed")
-        assert len(paid) < 20, "fewer than it takes to open a breaker"
-        assert {task.status for task in await stage.all(Task)} == {"queued", "admitted"}, "nothing is dead-lettered"
+        assert len(paid) < 20, "fewer attempts count than a breaker needs to open"
+        assert {task.status for task in await stage.all(Task)} == {"queued", "admitted"}, "no task is dead"
         down.unlink()
         await aeventually(lambda: stage.db.count("Task", {"status": "ready"}), what="groups close again")
         await aeventually(lambda: not steward.held, what="admission goes on")

@@ -1,4 +1,4 @@
-"""Many episodes in one process: claims, concurrency, hand-over, what happens when somebody is gone."""
+"""Many episodes in one process: claims, concurrency, hand-over, and the loss of samplers, judges or the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, Record
 from agentrl.store.owners import OwnerLostError
 from agentrl.tokens.binary_format import unpack_ids
-from tests.rollout.actors import Prompt, Spoken
+from tests.rollout.actors import Prompt, ScriptedAnswer
 from tests.rollout.conftest import Stage, configuration, unruly_tools
 from tests.store.flow import claim_one
 from tests.waiting import PATIENCE_S, aeventually
@@ -114,11 +114,15 @@ async def test_a_drain_gives_back_what_another_sampler_continues(stage: Stage) -
     assert [(call.index, call.status, call.owner) for call in calls] == [
         (0, "done", "sampler-1.1"),
         (1, "partial", "sampler-1.1"),
-        (2, "failed", "sampler-1.1"),  # its place is taken: a call of the former might still come
+        (
+            2,
+            "failed",
+            "sampler-1.1",
+        ),  # this index is skipped, because a late call of the former sampler may still use it
         (3, "done", "sampler-1.1"),
     ]
-    assert len(engine.prompts) == 3  # the first turn was not asked for again
-    assert len(await stage.tool_calls()) == 1  # nor the tool
+    assert len(engine.prompts) == 3  # the first turn is not sampled again
+    assert len(await stage.tool_calls()) == 1  # the tool is not called again
     assert [turn.text for turn in await stage.turns()] == [
         "<tool_call>count()</tool_call>",
         "it costs <answer>3</answer>",
@@ -148,11 +152,11 @@ async def test_a_tool_call_that_runs_during_a_hand_over_is_joined_and_not_run_tw
 
 
 @pytest.mark.parametrize("notices", ["by its lease", "by a claim"])
-async def test_what_a_dead_sampler_left_is_continued(
+async def test_records_of_a_dead_sampler_are_continued(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, notices: str
 ) -> None:
-    """It is declared dead while it waits for its second model call; it writes nothing more, and nothing is lost. Until
-    it notices that, it may claim its own record again, and must not run it twice at the same time."""
+    """A sampler is declared dead while it waits for its second model call. It writes nothing more, and nothing is lost.
+    Until it notices its death it may claim its own record again, but must not run it twice at the same time."""
     stage.config = configuration(**unruly_tools())
     await stage.toolbox()
     stuck = asyncio.Event()
@@ -189,16 +193,16 @@ async def test_what_a_dead_sampler_left_is_continued(
         await aeventually(over, what="the record is scored")
     record = await stage.one()
     assert (record.outcome, record.owner, record.attempt) == ("answered", "sampler-1.1", 1)
-    assert len(engine.prompts) == 3, "the second model call is made once more"
+    assert len(engine.prompts) == 3, "the second model call is repeated once"
     begun, *lost, ended_with = [call.status for call in await stage.calls()]
-    assert (begun, set(lost), ended_with) == ("done", {"failed"}, "done"), "shown before its end or not, it is lost"
+    assert (begun, set(lost), ended_with) == ("done", {"failed"}, "done"), (
+        "the call is lost, whether it was stored as open or not"
+    )
     assert len(await stage.data()) == 1
 
 
-async def test_what_is_its_own_in_the_store_and_nobody_works_on_is_taken_up_again(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after a store that made a claim, and an ending, and could not say so any more."""
+async def test_own_records_that_no_task_works_on_are_continued(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This happens if the store made a claim or an end but the answer was lost."""
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
     await stage.engine(lambda prompt: "<answer>3</answer>")
     await stage.task(n=2)
@@ -218,7 +222,8 @@ async def test_what_is_its_own_in_the_store_and_nobody_works_on_is_taken_up_agai
 async def test_a_tool_call_is_not_made_again_in_a_toolbox_that_knows_nothing_of_it(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """A sampler leaves during the first turn's call, and the toolbox is replaced: what it had done, nobody knows."""
+    """A sampler leaves during the call of the first turn, and the toolbox is replaced. So it is unknown what the call
+    has done."""
     stage.config = configuration(**unruly_tools(session="keyed"))
     path = tmp_path / "notes"
     call = f"<tool_call>note(path={str(path)!r}, seconds=60)</tool_call>"
@@ -240,7 +245,7 @@ async def _turns(stage: Stage, count: int) -> bool:
     return len(await stage.turns()) == count
 
 
-async def test_what_cannot_be_resumed_may_end_during_a_drain(stage: Stage) -> None:
+async def test_an_episode_that_cannot_be_resumed_may_end_during_a_drain(stage: Stage) -> None:
     gate = Gate()
     engine = await stage.engine(gate)
     await stage.task(n=1, agent_name="single_turn_agent")
@@ -253,7 +258,7 @@ async def test_what_cannot_be_resumed_may_end_during_a_drain(stage: Stage) -> No
     assert record.outcome == "answered"
 
 
-async def test_what_cannot_be_resumed_is_abandoned_when_the_drain_is_over(
+async def test_an_episode_that_cannot_be_resumed_is_abandoned_at_the_end_of_the_drain(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.FINISH_WITHIN_S", 0.3)
@@ -296,7 +301,7 @@ async def test_an_episode_whose_round_is_over_is_dropped(stage: Stage) -> None:
 
 
 class Judge:
-    """Cannot answer at first."""
+    """A judge that is away at first."""
 
     away = True
     asked = 0
@@ -350,7 +355,7 @@ class SaysRubbish(ToolAgent):
     ],
     ids=["unknown scorer", "a loop that raises", "no number"],
 )
-async def test_whoever_cannot_score_leaves_the_record_unscored_until_its_deadline(
+async def test_a_scorer_without_a_result_leaves_the_record_unscored_until_its_deadline(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], why: str
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
@@ -365,7 +370,7 @@ async def test_whoever_cannot_score_leaves_the_record_unscored_until_its_deadlin
     assert ended[0].outcome_class == "unscored"
 
 
-async def test_what_ended_under_a_loop_that_is_not_known_any_more_is_given_up_too(
+async def test_finished_records_of_an_unknown_loop_are_given_up_too(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
@@ -384,12 +389,12 @@ async def _scored(stage: Stage) -> Record | None:
     return found[0] if found else None
 
 
-async def test_what_a_sampler_that_is_gone_left_unscored_is_scored_by_another(
+async def test_unscored_records_of_a_lost_sampler_are_scored_by_another(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
     Judge.away = True
-    reply = iter([Spoken("it costs ", finish="abort"), "<answer>pear</answer>"])
+    reply = iter([ScriptedAnswer("it costs ", finish="abort"), "<answer>pear</answer>"])
     await stage.engine(lambda prompt: next(reply))
     await stage.task(n=1, scorer="judge")
     async with stage.sampler("sampler-0.1"):

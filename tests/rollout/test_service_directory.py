@@ -50,7 +50,7 @@ async def test_the_connections_of_an_engine_go_with_it_once_its_calls_have_ended
     await service_registry.report(db, service)
     await directory.look()
     assert directory.engine("conversation") is None
-    assert directory.client(engine) is before, "a call is under way there"
+    assert directory.client(engine) is before, "the connection stays open for a running call"
     directory.answered(engine)
     await directory.look()
     assert directory.client(engine) is not before

@@ -46,7 +46,7 @@ def calls(*written: str) -> str:
 
 
 def first(reply: str, then: str = "<answer>3</answer>") -> Any:
-    """Say this in the first turn, and that in the next."""
+    """A model that says `reply` in the first turn and `then` in later ones."""
     return lambda prompt: reply if len(prompt.answers) == 1 else then
 
 
@@ -207,7 +207,7 @@ async def test_the_session_is_the_episodes_own_and_ends_with_it(stage: Stage) ->
     ],
     ids=["mistake", "unknown", "error", "excuse", "crash", "crash of the policy", "timeout", "timeout of the policy"],
 )  # fmt: skip
-async def test_whose_doing_a_failed_call_was_decides_the_end(
+async def test_the_cause_of_a_failed_call_decides_the_end_of_the_episode(
     stage: Stage, call: str, settings: dict[str, Any], outcome: str, status: str, fault: str
 ) -> None:
     await ready(stage, **settings)
@@ -222,7 +222,7 @@ async def test_whose_doing_a_failed_call_was_decides_the_end(
     made = await stage.tool_calls()
     assert [(one.status, one.error_class) for one in made] == [(status, fault)]
     assert not await stage.open_ends()
-    # What is not the policy's doing is never shown to the model.
+    # A failure that the policy did not cause is never shown to the model.
     wanted = await stage.calls()
     assert len(wanted) == (2 if outcome == "answered" else 1)
     tokens = sum(len(unpack_ids(call.output)) for call in wanted)
@@ -242,7 +242,7 @@ async def test_a_call_that_was_made_twice_is_stored_with_both_ends(stage: Stage)
     ]
 
 
-async def test_malformed_calls_are_told_and_end_the_episode_when_they_go_on(stage: Stage) -> None:
+async def test_malformed_calls_get_an_error_and_end_the_episode_if_repeated(stage: Stage) -> None:
     def says(prompt: Prompt) -> str:
         assert "Malformed tool call" in prompt.text or len(prompt.answers) == 1
         return calls("look(") + "!" * len(prompt.answers)
@@ -255,7 +255,7 @@ async def test_malformed_calls_are_told_and_end_the_episode_when_they_go_on(stag
     assert [turn.parsed[0].error != "" for turn in await stage.turns()] == [True] * 4
 
 
-async def test_a_malformed_call_that_was_made_good_is_remembered(stage: Stage) -> None:
+async def test_a_malformed_call_is_counted_even_if_the_next_one_is_valid(stage: Stage) -> None:
     await stage.engine(first(calls("look(")))
     await stage.task(n=1)
     async with stage.sampler():
@@ -263,7 +263,7 @@ async def test_a_malformed_call_that_was_made_good_is_remembered(stage: Stage) -
     assert (record.outcome, record.malformed) == ("answered", True)
 
 
-async def test_saying_the_same_again_and_again_is_repetition(stage: Stage) -> None:
+async def test_repeating_the_same_text_is_repetition(stage: Stage) -> None:
     await ready(stage)
     await stage.engine(lambda prompt: calls("echo(text='x')"))
     await stage.task(n=1)
@@ -294,8 +294,8 @@ REFUSALS: dict[str, type[ToolboxError]] = {
 }
 
 
-class Moody:
-    """A toolbox that refuses so many times before it does what it is asked."""
+class RefusingToolbox:
+    """A toolbox that refuses this many times before it carries out a request."""
 
     def __init__(self, kind: Any, times: int) -> None:
         self.kind = kind
@@ -337,13 +337,14 @@ class Moody:
         ("invalid", 2, "answered", 60.0),
     ],
 )
-async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
+async def test_a_refused_request_is_repeated_where_that_helps(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: Any, times: int, outcome: str, episode_s: float
 ) -> None:
-    """Waiting for a breaker, a free place or a toolbox does not count: the first cases are over their deadline."""
+    """Waiting for a breaker, a free place or a toolbox does not count as time of the episode: the first cases take
+    longer than the deadline."""
     waited_s = sum(RETRY_S * 2**again for again in range(times))
     assert (waited_s > episode_s) is (kind in ("unavailable", "quota", "gone"))
-    moody = Moody(kind, times)
+    moody = RefusingToolbox(kind, times)
     monkeypatch.setattr(conftest, "SamplerToolbox", lambda url, token: moody)
     stage.config = configuration(**unruly_tools())
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
@@ -357,8 +358,8 @@ async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
     ]
 
 
-class Replaced(Moody):
-    """A toolbox that is gone after these refusals; the one in its place knows nothing of the session."""
+class ReplacedToolbox(RefusingToolbox):
+    """A toolbox that is lost after these refusals. The toolbox that replaces it does not know the session."""
 
     def __init__(self, *kinds: Any) -> None:
         super().__init__("", 0)
@@ -381,11 +382,11 @@ class Replaced(Moody):
     ],
     ids=["never sent", "never taken", "maybe run"],
 )
-async def test_a_call_that_may_have_run_in_a_toolbox_that_is_gone_is_not_made_in_the_next(
+async def test_a_call_that_may_have_run_in_a_lost_toolbox_is_not_repeated(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, kinds: list[str], outcome: str, ran: int
 ) -> None:
-    """Also where sessions have no state: what a tool does outside may not bear being done twice."""
-    toolbox = Replaced(*kinds)
+    """This also holds for sessions without state, because an effect outside may be harmful if it happens twice."""
+    toolbox = ReplacedToolbox(*kinds)
     monkeypatch.setattr(conftest, "SamplerToolbox", lambda url, token: toolbox)
     stage.config = configuration(**unruly_tools(session="shared"))
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
@@ -397,19 +398,19 @@ async def test_a_call_that_may_have_run_in_a_toolbox_that_is_gone_is_not_made_in
     assert [call.status for call in await stage.tool_calls()] == ["ok" if ran else "lost"]
 
 
-class Surprised(Moody):
-    """Its session has run a call that no record has."""
+class ToolboxWithUnknownCall(RefusingToolbox):
+    """A toolbox whose session has run a call that no record contains."""
 
     async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> Opened:
         return Opened(id=session, servers=tuple(servers), created=False, calls=(f"{session}/000.0",))
 
 
 @pytest.mark.parametrize(("session", "outcome"), [("keyed", "tool_server_failed"), ("shared", "answered")])
-async def test_state_that_an_unknown_call_may_have_changed_is_not_built_upon(
+async def test_state_that_an_unknown_call_may_have_changed_is_not_used(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, session: str, outcome: str
 ) -> None:
-    """A sampler may die between a call that is safe to repeat and its write."""
-    toolbox = Surprised("", 0)
+    """Such a call exists if a sampler dies between a call that is safe to repeat and its write."""
+    toolbox = ToolboxWithUnknownCall("", 0)
     monkeypatch.setattr(conftest, "SamplerToolbox", lambda url, token: toolbox)
     stage.config = configuration(**unruly_tools(session=session, try_again=True))
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
@@ -426,7 +427,7 @@ async def test_a_call_is_durable_before_it_is_sent_unless_its_server_may_run_it_
 ) -> None:
     seen: list[list[str]] = []
 
-    class Looking(Moody):
+    class Looking(RefusingToolbox):
         async def call(self, *place: Any, **options: Any) -> CallAnswer:
             seen.append([call.status for call in await stage.tool_calls()])
             return CallAnswer(status="ok", content="pear")
@@ -461,7 +462,7 @@ async def test_nothing_is_claimed_while_no_toolbox_has_the_tools(stage: Stage) -
     async with stage.sampler() as sampler:
         await aeventually(lambda: "toolbox" in sampler.idle_because)
         assert sampler.running == 0
-        assert (sampler.idle_because, "toolbox") in stage.waits, "whoever asks why nothing happens is told"
+        assert (sampler.idle_because, "toolbox") in stage.waits, "the sampler reports that it waits for a toolbox"
         await stage.toolbox()
         record = await stage.one()
     assert record.outcome == "answered"

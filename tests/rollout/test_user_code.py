@@ -1,4 +1,5 @@
-"""Loops and scorers of a run's own: docs/agents.md at work, and what is wrong with a file is said with its place."""
+"""Loops and scorers in files of a run: the examples of docs/agents.md work, and mistakes in a file are reported with
+their place."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_names_that_no_file_registers_are_found_without_running_it(
     ],
     ids=["error", "class", "syntax", "loop", "scorer", "twice"],
 )
-def test_what_is_wrong_is_said_before_an_episode_begins(
+def test_mistakes_in_a_file_are_reported_before_an_episode_begins(
     tmp_path: Path, code: str, environment: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -115,7 +116,7 @@ def test_what_is_wrong_is_said_before_an_episode_begins(
         ({"agent_name": "nobody"}, r"train\.jsonl line 2: There is no agent loop 'nobody'"),
     ],
 )
-def test_a_name_in_a_row_that_nobody_registered_is_said_with_its_line(
+def test_an_unregistered_name_in_a_row_is_reported_with_its_line(
     tmp_path: Path, row: dict[str, str], sentence: str
 ) -> None:
     rows = [{"query": "1 + 1?", "answer": "2", "scorer": "math"}, {"query": "2 + 2?", "answer": "4", **row}]
@@ -125,7 +126,7 @@ def test_a_name_in_a_row_that_nobody_registered_is_said_with_its_line(
         user_code.load(config)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     config = configured(tmp_path, "")
     (tmp_path / "agents.py").unlink()
     with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/agents\.py"):
@@ -133,7 +134,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_the_configuration_knows_what_is_shipped() -> None:
-    """In a process of its own: here other tests registered theirs."""
+    """This runs in a separate process, because other tests have registered loops and scorers in this one."""
     program = (
         "import json\nfrom agentrl.rollout import agent_loops as loops, sampler, user_code, scorers\n"
         "print(json.dumps([sorted(loops.known()), sorted(scorers._registry)]))"
@@ -266,9 +267,9 @@ def test_code_that_is_not_called_any_more_is_not_reported_any_more() -> None:
     assert reported == []
     now[0] = UNTRIED_S
     faults.forget_untried({"agent a"})
-    assert reported == [("scorer s", "")], "an episode of the agent is at work"
+    assert reported == [("scorer s", "")], "an episode of the agent is running"
     faults.failed("scorer rare", "no")
-    assert reported == [("scorer s", "")], "the count begins again"
+    assert reported == [("scorer s", "")], "the count starts again"
     now[0] = 2 * UNTRIED_S
     faults.forget_untried(())
     assert reported[1:] == [("agent a", "")]

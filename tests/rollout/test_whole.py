@@ -65,7 +65,7 @@ def shop_tools() -> dict[str, Any]:
 async def test_what_a_real_engine_generated_is_stored_token_by_token(
     stage: Stage, embedded: EmbeddedEngine, model_dir: Path
 ) -> None:
-    """An untrained model ends by chance; every call is checked against what the engine makes of the same tokens."""
+    """An untrained model ends a turn by chance. Each call is compared with the scores of the engine for its tokens."""
     stage.config = configuration(**shop_tools())
     await stage.toolbox()
     url = await stage.stack.enter_async_context(listening(build_app(embedded, TOKEN)))
@@ -104,7 +104,7 @@ def _tools() -> Iterable[Any]:
 
 
 class Rambling(AgentLoop):
-    """Goes on whatever the model says, until its conversation is far too long."""
+    """A loop that continues, whatever the model says, until its conversation is far too long."""
 
     async def run(self, episode: Episode) -> Outcome:
         prompt = episode.first_prompt()
@@ -250,6 +250,6 @@ def test_knobs_preview_what_they_would_do_and_hold_from_their_boundary() -> None
         unit._knobs.offer("concurrency", 1.5)
 
 
-def test_a_model_without_a_description_is_told(tmp_path: Path) -> None:
+def test_a_model_without_a_description_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"has no config.json"):
         chat_format.read(tmp_path)

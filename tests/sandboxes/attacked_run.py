@@ -34,7 +34,7 @@ class Run:
         self.work = folder / "work"
         """The directory of the run file."""
         self.run_dir = self.work / "runs" / "mine"
-        # Beside the run file, where a server sees everything else.
+        # This directory is beside the run file, where a server sees all other files.
         self.state = self.work / "state"
         self.sockets = self.work / "runtime" / "agentrl"
         self.workspace = self.work / "workspace"
@@ -84,7 +84,7 @@ class Run:
 
 @contextlib.asynccontextmanager
 async def attacked(made: Run, *, secret_files: Sequence[Path] = (), **sandbox: Any) -> AsyncIterator[Run]:
-    """The run with its toolbox. Whatever happens inside, the other server still answers at the end."""
+    """The run with its toolbox. At the end, the other server must still answer, whatever happened inside."""
     servers = {"attacked": made.server(**sandbox), "other": made.server()}
     sandbox_cgroups.usable_places.cache_clear()
     toolbox = Toolbox(servers, run_dir=made.run_dir, name="toolbox-0.1", secret_files=secret_files)

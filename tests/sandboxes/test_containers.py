@@ -22,7 +22,7 @@ from tests.toolbox.conftest import FAULTY, MakeToolbox
 from tests.waiting import aeventually
 
 IMAGE = f"tools/shell@sha256:{'0' * 64}"
-# Starts what follows the image, and notes each of its command lines.
+# Starts the command after the image, and records each command line.
 ENGINE = f"""#!/bin/sh
 echo "$@" >> "{{notes}}"
 [ "$1" = run ] || exit 0
@@ -34,7 +34,7 @@ exec "$@"
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The notes of an engine that is first on the PATH."""
+    """The recorded command lines of an engine that is first on the PATH."""
     program = tmp_path / "bin" / "podman"
     program.parent.mkdir()
     program.write_text(ENGINE.replace("{notes}", str(tmp_path / "notes")))

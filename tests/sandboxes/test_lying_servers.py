@@ -1,4 +1,4 @@
-"""What a tool server answers that breaks the protocol: each has one outcome, and other calls and servers keep theirs.
+"""Answers of a tool server that break the protocol: each has one outcome, and does not affect other calls and servers.
 
 The sandbox changes nothing about these; they hold without one too.
 """
@@ -78,7 +78,7 @@ async def test_server_that_dies_in_the_middle_or_hangs_is_named(lying: Run) -> N
 
 async def test_names_and_results_with_terminal_codes_stay_text(lying: Run) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J[red]markup[/red]"
-    assert await echoed(lying, evil) == evil, "the model gets what the tool answered"
+    assert await echoed(lying, evil) == evil, "the model gets the unchanged answer of the tool"
     code = f"{WRITE}import sys; print({evil!r}, file=sys.stderr, flush=True); server.os._exit(3)"
     answer = await lying.hands.call("attack", "stderr", "python", server="attacked", code=code)
     assert answer.status == "lost"

@@ -1,4 +1,4 @@
-"""Where programs are installed decides what of a home directory a tool server sees."""
+"""The place where programs are installed decides which part of a home directory a tool server sees."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class House:
 
     @contextlib.asynccontextmanager
     async def toolbox_up(self, *, killed: bool = False) -> AsyncIterator[None]:
-        """`killed`: its connections break before its calls end."""
+        """Run the toolbox. With `killed`, its connections break at the end before its calls have ended."""
         toolbox = contextlib.AsyncExitStack()
         async with toolbox:
             if killed:
@@ -78,7 +78,7 @@ class House:
 
     @contextlib.asynccontextmanager
     async def steward_up(self, owner: str = "steward-0.1") -> AsyncIterator[asyncio.Task[None]]:
-        """A steward of which only the replays run."""
+        """A steward that runs only replays."""
         await owners.Lease(self.db, owner, unit="steward-0", role="steward").open()
         self.runner = ReplayRunner(self.db, self.servers, owner=owner, token=TOKEN)
         task = asyncio.create_task(self.runner.run())

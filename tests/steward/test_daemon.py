@@ -46,7 +46,7 @@ class Stewards:
 
     def start(self, incarnation: int) -> Process:
         self.counterpart.got.clear()
-        # The counterpart's environment with the state directory, and a name of its own for each life.
+        # The environment of the counterpart, with the state directory and the name of this incarnation.
         program = self.directory / "life.py"
         program.write_text(
             "import os, runpy\n"
@@ -119,7 +119,9 @@ async def test_a_dataset_that_is_wrong_is_a_configuration_error(stewards: Stewar
     assert "train.jsonl line 41 has no query" in life.text()
 
 
-async def test_a_prompt_in_two_splits_is_told_with_the_count_and_an_example(stewards: Stewards, db: Database) -> None:
+async def test_a_prompt_in_two_splits_is_reported_with_the_count_and_an_example(
+    stewards: Stewards, db: Database
+) -> None:
     stewards.configure(more='{"query": "item 3", "split": "test"}\n{"query": " item  7", "split": "test"}\n')
     await stewards.up(1)
     ((name, count),) = await aeventually(

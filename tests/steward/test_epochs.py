@@ -76,7 +76,7 @@ async def test_a_dataset_that_changed_under_an_epoch_is_refused(db: Database) ->
         ([msgspec.structs.replace(row, extra={"level": 1}) for row in rows(40)], "no row that is a task already, but"),
     ],
 )
-async def test_a_steward_says_at_its_start_what_changed_in_which_file_and_what_cures_it(
+async def test_a_steward_reports_at_its_start_which_file_changed_and_how_to_repair_it(
     db: Database, now: list[Row], how: str
 ) -> None:
     await epochs.refill(db, settings(), {"shop": Source.of(rows(40), file="/data/train.jsonl")})
@@ -125,7 +125,7 @@ async def test_a_group_is_scored_by_the_stage_that_admits_it_unless_its_row_name
     stages = (Stage({"shop": 1.0}, until), Stage({"shop": 1.0}, scorers={"shop": "strict"}))
     by = settings(environments={"shop": EnvironmentSettings()}, stages=stages)
     given, order = rows(8), datasets.order(8, shuffle=0, epoch=0)
-    # The latter is that of the environment as well.
+    # `exact` is also the scorer of the environment.
     for place, scorer in ((1, "its own"), (2, "exact")):
         given[order[place]] = msgspec.structs.replace(given[order[place]], scorer=scorer)
     await epochs.refill(db, by, {"shop": Source.of(given)})

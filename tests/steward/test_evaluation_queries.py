@@ -130,7 +130,7 @@ async def test_a_list_keeps_what_is_done_for_a_while_and_a_story_is_new(db: Data
     assert await means() == [1.0, 1.0]
     await db.update_many("Record", {}, scored_again)
     clock.now += KEPT_S / 2
-    assert await means() == [0.0, 1.0], "that under way is read each time"
+    assert await means() == [0.0, 1.0], "a running evaluation is read each time"
     assert (await queries.show(ShowEvaluation(1))).rows[0].mean == 0.0
     clock.now += KEPT_S / 2
     assert await means() == [0.0, 0.0]

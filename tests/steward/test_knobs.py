@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
 
 
 class Bench:
-    """Knobs over settings that are kept here, with 30 records under way."""
+    """Knobs over the settings of this object, with 30 records under way."""
 
     def __init__(self, folder: Path, known: dict[str, int] | None = None, running: int = 30) -> None:
         self.settings = settings(n=8, max_in_flight=64)
@@ -56,7 +56,7 @@ def test_previews_say_in_numbers_what_a_value_does(tmp_path: Path) -> None:
     assert "none are admitted until 14 of them have ended" in bench.preview("max_in_flight", 16)
     assert "up to 70 more may be" in bench.preview("max_in_flight", 100)
     assert "a step up to 32 records; 30 records under way keep" in bench.preview("n", 16)
-    assert bench.settings == settings(n=8, max_in_flight=64), "to look changes nothing"
+    assert bench.settings == settings(n=8, max_in_flight=64), "a preview changes nothing"
 
 
 def test_a_group_that_could_never_be_admitted_is_refused(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_a_paused_steward_admits_nothing_and_keeps_house(db: Database) -> 
     made.paused = True
     await full_round(made)
     assert await db.count("Record", {}) == 0
-    assert await db.count("Task", {}) == 100, "the queue is filled nevertheless"
+    assert await db.count("Task", {}) == 100, "a paused steward still fills the queue"
     assert "paused" in (await made.round()).sentence()
     made.paused = False
     await full_round(made)
@@ -128,7 +128,7 @@ def test_the_page_shows_the_knobs_that_there_are() -> None:
     assert printed in PAGE.read_text(), "put the output of `python -m agentrl.config.knob_table` into docs/knobs.md"
 
 
-def test_one_record_is_told_as_one(tmp_path: Path) -> None:
+def test_one_record_is_in_the_singular(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert bench.preview("max_tokens", 1_000_000).startswith("max_tokens becomes 1000000 for what is admitted")
     bench = Bench(tmp_path, running=1)

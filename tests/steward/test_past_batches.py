@@ -64,7 +64,7 @@ async def test_previews_count_what_the_last_batches_would_have_been(db: Database
         "signal, and 2 records would not have trained"
     )
     assert "nothing would have changed" in await counted(db, "min_range", 0.1)
-    # Both of the first group are wrong, so its best one gets 0.
+    # Both members of the first group are wrong, so the better one gets the advantage 0.
     assert "train: 1 record would have had another advantage" in await counted(db, "sign_clip", True)
     assert "nothing would have changed" in await counted(db, "limits", "mask"), "no record reached a limit"
     await db.update_one("Record", {"score": 0.2}, {"$set": {"outcome_class": "limit"}})

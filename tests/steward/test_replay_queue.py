@@ -68,7 +68,7 @@ async def test_a_replay_of_a_killed_steward_ends_once_and_never_runs_twice_outsi
     await owners.Lease(db, "steward-0.1", unit="steward-0", role="steward").open()
     killed = await replays.claim(db, "steward-0.1")
     assert killed is not None
-    # What a steward did until it was killed, without what it does at its end.
+    # Run the work of a steward until it is killed, without its clean-up.
     runner = ReplayRunner(db, made.servers, owner="steward-0.1", token=TOKEN)
     first = asyncio.create_task(_Execution(runner, killed, db).run())
     await under_way(db, path)
@@ -244,7 +244,7 @@ async def test_a_replay_is_queued_once_however_often_the_operation_is_sent(house
     assert await db.count("Replay", {"status": ReplayStatus.QUEUED, "who": "ada"}) == 1
 
 
-async def test_an_operation_whose_replays_were_half_queued_queues_the_rest(house: Start, db: Database) -> None:
+async def test_an_interrupted_operation_queues_the_rest_of_its_replays(house: Start, db: Database) -> None:
     made = await house(steward=False)
     ids = await recorded(db, *[("echo", {"text": "x"}, "ok", "x")] * 3)
     wanted = ReplayCalls(calls=tuple(ids))

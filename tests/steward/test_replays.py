@@ -21,7 +21,9 @@ from tests.toolbox.conftest import faulty
 from tests.waiting import aeventually
 
 
-async def test_a_call_that_works_as_then_is_the_same_and_the_record_stays_as_it_was(house: Start, db: Database) -> None:
+async def test_a_call_with_its_recorded_result_is_the_same_and_the_record_is_unchanged(
+    house: Start, db: Database
+) -> None:
     made = await house()
     (id,) = await recorded(db, ("echo", {"text": "hello"}, "ok", "hello"))
     before = await everything(db)
@@ -62,7 +64,7 @@ async def test_earlier_calls_rebuild_the_session_before_every_run(house: Start, 
     ids = await recorded(db, *[("count", {}, "ok", f"1  {number}") for number in (1, 2, 3)])
     replay = await made.one(ids[2], times=2, despite_differences=True)
     counted = [run.result.split()[-1] for run in replay.runs]
-    assert counted == ["3", "3"], "each run has a session of its own, with the state of that time"
+    assert counted == ["3", "3"], "each run has its own session with the state of the recorded time"
     assert [one.call for one in replay.rebuilt] == ids[:2]
     await aeventually(lambda: made.toolbox.servers()[0].sessions == 0, what="the sessions are closed")
 

@@ -1,4 +1,5 @@
-"""The tokens of a record as operators see them: every one once, spelt by the run's tokenizer, in parts that fit."""
+"""The tokens of a record as operators see them: each token once, with its text by the tokenizer of the run, in parts
+that fit."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ async def tokens(db: Database, run_dir: Path, record: str, **more: Any) -> Token
 
 
 async def branched(db: Database, tokenizer: Tokenizer) -> tuple[str, list[list[int]]]:
-    """A record whose second call goes on from the first and whose third begins a new sequence; the outputs."""
+    """A record and the outputs of its calls. The second call extends the first; the third begins a new sequence."""
     await admitted(db)
     record = await episode(db)
     for kind in ("DispatchedSamplingTask", "DBRecordData"):
@@ -71,7 +72,7 @@ async def branched(db: Database, tokenizer: Tokenizer) -> tuple[str, list[list[i
     return record, outputs
 
 
-async def test_a_tree_is_told_with_its_branches_versions_and_texts(
+async def test_a_tree_is_shown_with_its_branches_versions_and_texts(
     db: Database, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     await published(db)
@@ -87,7 +88,7 @@ async def test_a_tree_is_told_with_its_branches_versions_and_texts(
     assert by_turn[1].versions == ((1, 1), (2, len(outputs[1]) - 1))
     assert by_turn[0].log_probs == (-1.0,) * len(outputs[0])
     children = [each.parent for each in part.stretches]
-    assert max(children.count(parent) for parent in set(children)) == 2, "what the prompts share is told once"
+    assert max(children.count(parent) for parent in set(children)) == 2, "the common part of the prompts is shown once"
     assert not any(each.trains for each in part.stretches), "it was not scored"
 
 
@@ -125,7 +126,7 @@ async def test_what_trains_is_what_its_group_trains(db: Database, tmp_path: Path
     assert "no weights were published" in part.note
 
 
-async def test_what_was_pruned_is_said_and_exported_without_tokens(db: Database, tmp_path: Path) -> None:
+async def test_a_pruned_record_is_marked_and_exported_without_tokens(db: Database, tmp_path: Path) -> None:
     (task,) = await admitted(db)
     record = await episode(db)
     await pruning.remove_details(db, [task])

@@ -1,4 +1,5 @@
-"""What a batch waits for, from what is in the store: the group, the record, the call; or why nothing is admitted."""
+"""What a batch waits for, read from the store: the group, the record, the call; or the reason why nothing is
+admitted."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     later = msgspec.structs.replace(call, id=call_id(record, 2), turn=2, index=2, status=CallStatus.DONE)
     await writer.insert(later)
     seen = await batch_waits.look(db, ours, NOTHING)
-    assert seen[1].what == "is under way, in turn 3", "before the record itself has that count"
+    assert seen[1].what == "is under way, in turn 3", "the turn is known before the record counts it"
 
     tool = ToolCall(id=tool_call_id(call.id, 0), server="shop", tool="lookup")
     call.status = CallStatus.DONE
@@ -134,14 +135,14 @@ async def test_without_a_group_under_way_admission_says_why(db: Database) -> Non
     assert wait.age_s >= 90.0
 
 
-async def test_while_most_fail_it_is_told_at_once_that_only_a_few_are_tried(db: Database) -> None:
+async def test_while_most_attempts_fail_the_wait_says_that_only_a_few_are_tried(db: Database) -> None:
     task = await admitted(db)
     await older(db, "Task", task, "admitted_at", 5.0)
     [wait] = await batch_waits.look(db, settings(), FAILING)
-    assert (wait.who, wait.on) == ("batch", "admission"), "whatever is under way, no batch comes of it"
+    assert (wait.who, wait.on) == ("batch", "admission"), "no batch can come from the records under way"
     assert wait.what.startswith("tries only a few: 60 of the last 100 failed (0 records under way")
     assert wait.at_most_s is not None
-    assert wait.age_s > wait.at_most_s, "what is amiss"
+    assert wait.age_s > wait.at_most_s, "the wait is overdue"
 
 
 async def test_an_evaluation_has_a_chain_of_its_own(db: Database) -> None:

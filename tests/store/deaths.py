@@ -20,8 +20,8 @@ async def repeated_after_deaths(
     *,
     after_death: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[T, int]:
-    """Repeat an act that dies before its first write, then before its second, until it comes to its end. Returns its
-    result and the number of deaths. `after_death`: what others do before the act is repeated."""
+    """Repeat an act that dies before its first write, then before its second, until it succeeds. Returns its result and
+    the number of deaths. `after_death` is the work of others before each repetition."""
     for writes in range(MOST_WRITES):
         try:
             with monkeypatch.context() as patched:
@@ -34,7 +34,7 @@ async def repeated_after_deaths(
 
 
 def _die_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """The store takes so many writes more."""
+    """Let the store accept this many more writes; the next one raises an error."""
     left = writes
     originals = {name: getattr(Database, name) for name in WRITES}
 

@@ -1,4 +1,4 @@
-"""Short ways through the life of a Task, for tests that begin in the middle of it. Only the store's own functions."""
+"""Shortcuts through the life of a Task, for tests that begin in its middle. They use only functions of the store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def claim_one(
     resumable: bool = False,
     last: LastClaims | None = None,
 ) -> Claim | None:
-    """What a sampler with room for one episode gets; None if nothing is open."""
+    """Claim one record, like a sampler with room for one episode. Returns None if no record is open."""
     claimed = await claims.claim_several(db, owner, 1, environments=environments, resumable=resumable, last=last)
     return claimed[0] if claimed else None
 
@@ -97,7 +97,7 @@ async def run_group(db: Database, scores: Sequence[float], *, owner: str = "samp
 async def ready_tasks(
     db: Database, count: int, *, scores: Sequence[float] = (0.0, 1.0), version: int = 1
 ) -> list[Task]:
-    """So many closed groups."""
+    """Create this many tasks with closed groups."""
     await sampler(db)
     rows = await queue(db, count)
     for task in rows:
@@ -135,6 +135,6 @@ async def publication(db: Database, version: int) -> Publication:
 
 
 async def explained(db: Database, command: Plain) -> Plain:
-    """How the server would answer `find`, `count`, `aggregate` …, without doing it."""
+    """The plan of the server for a command such as `find`, `count` or `aggregate`, which is not executed."""
     plan: Plain = await db._database.command("explain", command, verbosity="queryPlanner")
     return plan

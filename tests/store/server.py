@@ -24,14 +24,14 @@ _indexed: set[str] = set()
 
 
 def keep_trying(seconds: float) -> bool:
-    """What `Mongod.bring_up` does between two looks."""
+    """The pause of `Mongod.bring_up` between two attempts."""
     time.sleep(seconds)
     return True
 
 
 @contextlib.contextmanager
 def shared_server() -> Iterator[str]:
-    """The URL of a server that is there while the body runs."""
+    """The URL of a server that runs during the body."""
     # Directly under /tmp, because of the limits that paths of sockets have.
     directory = tempfile.TemporaryDirectory(prefix="mongo-", ignore_cleanup_errors=True)
     with directory as root, server_in(Path(root) / "mongo") as (_, url):

@@ -124,7 +124,9 @@ async def with_calls(db: Database, record: Record) -> None:
 
 
 @pytest.mark.parametrize("what", BREAKAGES)
-async def test_an_account_says_what_does_not_agree(db: Database, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_account_names_sums_that_do_not_agree(
+    db: Database, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
     await a_run(db)
     assert (await accounting.account(db)).problems == ()
@@ -138,7 +140,7 @@ async def test_an_account_says_what_does_not_agree(db: Database, what: str, monk
     assert what in {problem.what for problem in account.problems}, account.problems
 
 
-async def test_what_has_no_purpose_is_counted_apart(db: Database) -> None:
+async def test_records_of_unknown_purpose_are_counted_separately(db: Database) -> None:
     await a_run(db)
     before = (await accounting.account(db)).records
     unset = {"$unset": {"purpose": "", "status": ""}}
@@ -148,10 +150,10 @@ async def test_what_has_no_purpose_is_counted_apart(db: Database) -> None:
     assert sum(sum(each.values()) for each in records.values()) == sum(sum(each.values()) for each in before.values())
 
 
-async def test_documents_that_were_each_half_way_for_a_moment_are_no_problem(
+async def test_documents_that_are_incomplete_for_a_moment_are_no_problem(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where records end all the time: at each look another one is between two writes."""
+    """While records end all the time, each look finds another record between two writes."""
     await a_run(db)
     first, second = (record["_id"] for record in await db.find("Record", {}, sort=[("_id", 1)], limit=2))
     seen = {record["_id"]: record["generated_tokens"] for record in await db.find("Record", {})}
@@ -174,10 +176,11 @@ async def test_documents_that_were_each_half_way_for_a_moment_are_no_problem(
     assert not (await accounting.account(db)).problems
 
 
-async def test_what_stays_wrong_is_told_however_much_else_is_half_way(
+async def test_a_lasting_problem_is_reported_among_many_incomplete_documents(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More documents than are shown, other ones at each look, and all before the one that stays."""
+    """Each look finds other incomplete documents, more than are shown, and all sorted before the one that stays
+    wrong."""
     await a_run(db)
     kind = "DispatchedSamplingTask"
 
@@ -237,7 +240,7 @@ async def test_a_baseline_of_scores_that_length_takes_from_agrees(db: Database) 
     assert any("baselines" in one.what for one in (await accounting.account(db)).problems)
 
 
-async def test_a_seat_that_is_held_twice_is_told(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_seat_that_is_held_twice_is_reported(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key that makes it impossible has to be lost first."""
     monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
     await a_run(db)

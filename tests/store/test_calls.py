@@ -169,7 +169,7 @@ class BackTooSoon(Database):
         return await super().insert_missing(collection, documents)
 
 
-async def test_what_depends_on_a_call_that_was_not_written_is_not_written(db: Database) -> None:
+async def test_writes_that_depend_on_a_failed_write_are_not_made(db: Database) -> None:
     away = BackTooSoon(db)
     writer = Writer(away)
     meanwhile: list[asyncio.Future[None]] = []
@@ -187,7 +187,7 @@ async def test_what_depends_on_a_call_that_was_not_written_is_not_written(db: Da
     assert await calls.of_record(db, RECORD) == []
 
 
-async def test_another_record_does_not_suffer_for_what_was_not_written(db: Database) -> None:
+async def test_a_failed_write_does_not_affect_other_records(db: Database) -> None:
     other = f"{RECORD}-other"
     away = BackTooSoon(db)
     writer = Writer(away)
@@ -298,7 +298,7 @@ async def test_nothing_is_written_for_an_owner_that_was_declared_dead(db: Databa
 
 
 async def test_last_call_of_the_former_owner_ends_with_the_take_over(db: Database) -> None:
-    """It woke up after it was declared dead, and before the Record went on elsewhere."""
+    """The former owner continues after it was declared dead, and before another owner takes the Record over."""
     former = Writer(db)
     await former.insert(answered(0, [1]))
     await calls.lose(db, RECORD, ME, resumable=True)

@@ -17,7 +17,7 @@ MINE, OTHER = "sampler-0.1", "sampler-1.1"
 
 
 class Interrupted(Database):
-    """Something happens between the moment at which a claim finds Records and the one at which it takes them."""
+    """A database on which another act happens after a claim has found Records and before it takes them."""
 
     def __init__(self, db: Database, meanwhile: Callable[[], Awaitable[object]]) -> None:
         super().__init__(db._client, db.name)
@@ -30,8 +30,8 @@ class Interrupted(Database):
         return await super().update_many(collection, filter, update)
 
 
-class Deaf(Database):
-    """The first answer to each write is lost on its way, so the driver's caller asks for it again."""
+class LosesAnswers(Database):
+    """A database that loses the first answer to each write, so that the write is repeated."""
 
     def __init__(self, db: Database) -> None:
         super().__init__(db._client, db.name)
@@ -83,14 +83,14 @@ async def test_what_another_sampler_takes_first_is_left_out(db: Database) -> Non
     assert places(await claims.claim_several(db, MINE, 3)) == [(1, 1)]
 
 
-async def test_who_comes_too_late_for_all_it_found_takes_the_next_ones(db: Database) -> None:
+async def test_a_claim_that_loses_all_found_records_takes_the_next_ones(db: Database) -> None:
     for task in await queue(db, 2):
         await admit(db, task, n=2)
     between = Interrupted(db, lambda: claims.claim_several(db, OTHER, 2))
     assert places(await claims.claim_several(between, MINE, 2)) == [(1, 0), (1, 1)]
 
 
-async def test_what_somebody_began_and_gave_back_meanwhile_is_not_taken_for_new(db: Database) -> None:
+async def test_a_record_that_was_begun_and_given_back_meanwhile_is_not_claimed_as_new(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
 
@@ -105,7 +105,7 @@ async def test_what_somebody_began_and_gave_back_meanwhile_is_not_taken_for_new(
     assert sorted((one.record.seat, one.fresh) for one in claimed) == [(0, False), (1, True)]
 
 
-async def test_what_somebody_went_on_with_meanwhile_is_taken_as_it_is_then(db: Database) -> None:
+async def test_a_record_that_was_continued_meanwhile_is_claimed_in_its_new_state(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=1)
     begun = await claim_one(db, OTHER)
@@ -135,7 +135,7 @@ async def test_those_begun_and_those_that_are_new_are_taken_in_one_order(db: Dat
 async def test_a_claim_whose_answer_was_lost_is_still_a_claim(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=3)
-    assert places(await claims.claim_several(Deaf(db), MINE, 3)) == [(0, 0), (0, 1), (0, 2)]
+    assert places(await claims.claim_several(LosesAnswers(db), MINE, 3)) == [(0, 0), (0, 1), (0, 2)]
 
 
 async def test_a_record_that_is_open_again_is_seen_by_claims_that_went_beyond_it(db: Database) -> None:

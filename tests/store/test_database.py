@@ -111,7 +111,7 @@ async def test_a_refused_operation_is_an_error_of_ours(either: Database) -> None
         await either.aggregate("Turn", [{"$nonsense": {}}])
 
 
-async def test_a_server_that_is_not_there_is_an_error_within_the_deadline() -> None:
+async def test_a_missing_server_is_an_error_within_the_deadline() -> None:
     # Not with both drivers: PyMongo's own, closed while it dials, leaves the socket to the garbage collector.
     nowhere = database.connect("mongodb://127.0.0.1:9/?directConnection=true", "x", within_s=0.3)
     with pytest.raises(StoreUnavailableError, match="MongoDB did not answer"):
@@ -167,15 +167,15 @@ class Refusing:
 
 
 @pytest.mark.parametrize("name", ACTS)
-async def test_what_a_server_refuses_that_has_not_read_its_keys_is_asked_again(db: Database, name: str) -> None:
-    """Writes as well: of what was refused nothing has happened."""
+async def test_an_operation_is_repeated_until_the_server_has_read_its_keys(db: Database, name: str) -> None:
+    """This includes writes, because a refused operation had no effect."""
     refusing = db._known["Turn"] = Refusing(db._collection("Turn"), KEYS_ARE_NOT_READ, times=2)
     await ACTS[name](db)
     assert refusing.left < 0
 
 
-async def test_what_was_inserted_before_the_refusal_is_not_taken_for_somebody_elses(db: Database) -> None:
-    """The driver asked twice: the first answer was lost, and the second one is the refusal."""
+async def test_a_duplicate_after_a_refusal_is_an_outage_and_no_conflict(db: Database) -> None:
+    """The driver sent the insert twice: the first answer was lost, and the second answer is a refusal."""
     real = db._collection("Turn")
     await real.insert_many([{"_id": "a"}])
     db._known["Turn"] = Refusing(real, KEYS_ARE_NOT_READ, times=1)

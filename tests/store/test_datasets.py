@@ -1,4 +1,4 @@
-"""Files of tasks in every format, with every alias; what is wrong is named with file and number."""
+"""Files of tasks in every format, with every alias; mistakes are named with file and number."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_aliases(tmp_path: Path, plain: dict[str, Any], query: str, answer: str)
     assert (row.query, row.answer) == (query, answer)
 
 
-def test_a_conversation_is_kept_up_to_what_the_user_said_last(tmp_path: Path) -> None:
+def test_a_conversation_is_kept_up_to_the_last_message_of_the_user(tmp_path: Path) -> None:
     roles = ("system", "user", "assistant", "user", "assistant")
     messages = [{"role": role, "content": f"{role} {place}"} for place, role in enumerate(roles)]
     [row] = read(jsonl(tmp_path, [{"prompt": messages}]))
@@ -134,7 +134,7 @@ def test_a_conversation_is_kept_up_to_what_the_user_said_last(tmp_path: Path) ->
     assert not datasets.leaks([row], [other]), "the same last words of another conversation"
 
 
-def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
+def test_other_fields_of_a_row_are_kept(tmp_path: Path) -> None:
     reply = {"question": "q", "scorer": "math", "answer_schema": "boxed", "agent": "single_turn_agent", "split": "test"}
     [row] = read(jsonl(tmp_path, [reply | {"level": 3, "prompt": "p"}]))
     assert (row.scorer, row.answer_schema, row.agent_name, row.split) == ("math", "boxed", "single_turn_agent", "eval")
@@ -173,12 +173,12 @@ def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
         ("\n", "has no rows"),
     ],
 )
-def test_what_is_wrong_is_named_with_path_and_number(tmp_path: Path, text: str, says: str) -> None:
+def test_mistakes_are_named_with_path_and_number(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
     with pytest.raises(DatasetError, match=says) as seen:
         read(path)
-    assert seen.value.message.startswith(f"{path} "), "whoever mends it has to find it"
+    assert seen.value.message.startswith(f"{path} "), "the error names the place of the mistake"
 
 
 @pytest.mark.parametrize(

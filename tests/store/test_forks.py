@@ -50,7 +50,7 @@ async def fork(db: Database, target: str, id: str, **args: Any) -> str:
 
 
 class Sampled:
-    """What samplers do, with outputs of which no two are alike."""
+    """Plays samplers with outputs that are all different."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -191,7 +191,7 @@ async def test_second_replay_of_a_seat_that_is_repaired_is_refused(db: Database)
 
 
 async def test_group_is_not_closed_between_the_decision_and_the_fork(db: Database, monkeypatch: Any) -> None:
-    """As if the steward died after it had decided, while the last other seat is scored."""
+    """The steward dies after its decision, while the last other seat is scored."""
     task, base = await failed(db)
 
     async def dies(*_: Any) -> None:

@@ -53,16 +53,16 @@ async def test_queueing_again_changes_nothing(db: Database) -> None:
     assert (await tasks.get(db, rows[0].id)).status == TaskStatus.ADMITTED
 
 
-async def test_of_many_who_admit_the_same_task_one_does(db: Database) -> None:
+async def test_only_one_of_many_admissions_of_a_task_succeeds(db: Database) -> None:
     [task] = await queue(db, 1)
     assert sum(await asyncio.gather(*(admit(db, task, n=8) for _ in range(10)))) == 1
     assert await db.count("Record", {"task": task.id}) == 8
 
 
-async def test_an_admission_that_was_cut_off_is_finished_by_anybody(db: Database) -> None:
+async def test_an_interrupted_admission_is_completed_by_any_steward(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=4)
-    # As if the steward had died after two of the seats.
+    # The steward died after it had opened two of the seats.
     await db.delete_many("Record", {"seat": {"$gte": 2}})
     await db.update_one("Task", {"_id": task.id}, {"$set": {"seating": True}})
     assert (await admission_counts.of_admission(db)).in_flight >= 4
@@ -83,7 +83,7 @@ async def test_records_are_claimed_in_the_order_of_admission(db: Database) -> No
     assert await claim_one(db, owner) is None
 
 
-async def test_claims_leave_out_what_they_are_told_to(db: Database) -> None:
+async def test_claims_skip_excluded_environments(db: Database) -> None:
     for environment in ("broken", "shop"):
         [task] = await queue(db, 1, environment=environment)
         await admit(db, task, n=1)
@@ -111,7 +111,7 @@ async def test_many_claimers_never_get_the_same_record(db: Database) -> None:
         assert await db.count("Record", {"owner": f"sampler-{number}.1"}) == len(mine)
 
 
-async def test_who_lost_a_claim_writes_nothing(db: Database) -> None:
+async def test_an_owner_that_lost_its_claim_writes_nothing(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=1)
     claim = await claim_one(db, "sampler-0.1")
@@ -143,7 +143,9 @@ async def test_a_record_ends_with_its_outcome_and_times(db: Database) -> None:
     seen = await asyncio.gather(
         progress(first, "s.1"), progress(second, "s.2"), progress(second, "s.1"), return_exceptions=True
     )
-    assert [type(answer) for answer in seen] == [type(None), OwnershipError, type(None)], "each is told of its own"
+    assert [type(answer) for answer in seen] == [type(None), OwnershipError, type(None)], (
+        "each caller gets the error of its own record"
+    )
     assert await claims.finish(db, first.record.id, "s.1", Ending(outcome=Outcome.TURN_LIMIT, turns=3))
     assert await claims.fail(db, second.record.id, "s.1", Outcome.TOOL_SERVER_FAILED, "$dollar is no field")
     limit, failed = await db.find("Record", {}, sort=[("seat", 1)])
@@ -190,12 +192,12 @@ async def test_what_ends_together_with_its_score_ends_once_and_for_its_owner(db:
     for _ in range(2):  # an answer may be lost on its way
         assert await claims.finish_scored(db, "s.1", ended) == set(records[:2])
     assert await db.count("Record", {"status": RecordStatus.SCORED, "score": 1.0}) == 2
-    assert await db.count("DBRecordData", {}) == 2, "what is another's is not written"
+    assert await db.count("DBRecordData", {}) == 2, "a record of another owner is not written"
     answers = await groups.close_among(db, [task.id, "nowhere"], RULE, Actor.SAMPLER)
     assert answers == {task.id: "open", "nowhere": "gone"}
 
 
-async def test_of_many_who_close_a_group_one_does(db: Database) -> None:
+async def test_only_one_of_many_closings_of_a_group_succeeds(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
     for score in (0.0, 1.0):
@@ -245,14 +247,14 @@ async def test_too_few_valid_members_are_another_round_and_then_dead(db: Databas
     assert await admission_counts.of_admission(db) == admission_counts.Counts()
 
 
-async def test_the_deadline_closes_over_those_who_are_late(db: Database) -> None:
+async def test_the_deadline_closes_a_group_without_late_members(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=4, deadline_s=-1)
     held = [await claim_one(db, "s.1") for _ in range(3)]
     for claim, score in zip(held[:2], (0.0, 1.0), strict=True):
         assert claim
         await end(db, claim, score)
-    assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "open", "a seat that nobody took is not late"
+    assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "open", "a seat without an attempt is not late"
     held.append(await claim_one(db, "s.1"))
     assert await groups.close(db, task.id, RULE, Actor.STEWARD) == "ready"
     late = held[2]
@@ -289,7 +291,7 @@ async def test_what_is_leased_is_not_requeued_and_the_answer_says_by_which_step(
 async def test_a_sweep_that_was_cut_off_is_finished(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
-    # As if whoever raised the round had died right after it.
+    # The process that raised the round died right after that.
     left = {"status": "queued", "round": 2, "sweeping": True, "reason": tasks.STALE}
     await db.update_one("Task", {"_id": task.id}, {"$set": left})
     assert await tasks.repair(db) == 1
@@ -324,7 +326,7 @@ async def test_moves_that_do_not_exist_are_refused_with_the_story(db: Database) 
         await tasks.kill(db, task, Actor.TRAINER, "poison")
 
 
-async def test_what_ended_without_an_owner_is_scored_by_somebody_else(db: Database) -> None:
+async def test_a_record_that_ended_without_an_owner_is_scored_by_another(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=1)
     claim = await claim_one(db, "s.1")
@@ -359,7 +361,9 @@ async def test_another_run_of_the_same_name_counts_its_lives_from_one_again(db: 
     await later.open()
     await later.renew()
     assert later.incarnation == "sampler-0.1~bbbbbbbb"
-    assert await owners.dead_among(db, ["sampler-0.1", later.incarnation]) == {"sampler-0.1"}, "what that held is freed"
+    assert await owners.dead_among(db, ["sampler-0.1", later.incarnation]) == {"sampler-0.1"}, (
+        "records of the earlier life are freed"
+    )
     assert await owners.expire(db, "sampler-0.1", "its death was confirmed", run="bbbbbbbb-2")
     with pytest.raises(owners.OwnerLostError):
         await later.renew()
@@ -418,7 +422,7 @@ async def test_owners_are_reaped_by_the_servers_clock_and_extended_after_a_gap(d
     assert await owners.silence_s(db, "steward") is None
 
 
-async def test_who_was_stopped_for_a_while_asks_whether_it_lives(db: Database) -> None:
+async def test_an_owner_that_was_stopped_checks_its_lease_in_the_store(db: Database) -> None:
     now = [0.0]
     lease = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler", clock=lambda: now[0])
     await lease.open()
@@ -426,6 +430,6 @@ async def test_who_was_stopped_for_a_while_asks_whether_it_lives(db: Database) -
     await owners.expire(db, "sampler-0.1", "it sleeps")
     await lease.certain()  # asked a moment ago, so it is not asked again
     now[0] += 3.0
-    assert lease.valid, "its own clock tells it nothing"
+    assert lease.valid, "by its own clock the lease is still valid"
     with pytest.raises(OwnerLostError):
         await lease.certain()

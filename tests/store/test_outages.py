@@ -1,4 +1,4 @@
-"""A database that is killed, or stands still, under those who write to it: a server of its own for each test."""
+"""A database that is killed or stands still while processes write to it. Each test has a server of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BETWEEN = 60
 
 @dataclass
 class Server:
-    """One that can be killed and started again, with the same data at the same address."""
+    """A server that can be killed and started again, with the same data and address."""
 
     mongod: Mongod
     url: str
@@ -68,7 +68,7 @@ def connected(stack: AsyncExitStack, server: Server, *, within_s: float = 60.0) 
 
 @dataclass
 class Writer:
-    """A sampler that only claims and finishes, over a connection of its own, and remembers what was acknowledged."""
+    """A sampler that only claims and finishes. It has its own connection and remembers all acknowledged writes."""
 
     database: Database
     owner: str
@@ -77,11 +77,11 @@ class Writer:
     """Record -> score."""
 
     async def work(self) -> None:
-        """Until nothing is open. Nothing that the database does is an error here."""
+        """Work until no record is open. No outage of the database may raise an error here."""
         while (claim := await claim_one(self.database, self.owner)) is not None:
             self.claimed.append(claim.record.id)
             score = float(len(self.ended) % 2)
-            assert await end(self.database, claim, score), "it is this writer's, and nobody took it away"
+            assert await end(self.database, claim, score), "the record belongs to this writer"
             self.ended[claim.record.id] = score
 
 
@@ -185,11 +185,11 @@ async def test_a_database_that_stands_still_is_left_without_waiting_for_it(serve
     os.kill(server.mongod.pid, signal.SIGSTOP)
     turning = asyncio.create_task(turn(), name="turn")
     try:
-        # Far more than what is promised, and far less than the driver would wait by itself.
+        # Much more than the promised time, and much less than the driver would wait without help.
         async with asyncio.timeout(25.0):
             before = turns
             await leaving.close()
     finally:
         turning.cancel()
         os.kill(server.mongod.pid, signal.SIGCONT)
-    assert turns > before, "whoever shares the loop goes on meanwhile"
+    assert turns > before, "other tasks of the event loop continue"

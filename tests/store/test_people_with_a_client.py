@@ -1,4 +1,4 @@
-"""People read a run's database with a client of their own: as a user that cannot write, and with tokens as numbers."""
+"""People read the database of a run with any client: as a user that cannot write, and with tokens as numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def agentrl(*words: str, home: Path, code: int = 0, stdin: str = "") -> str:
     return done.stdout
 
 
-async def test_a_user_reads_the_run_and_nothing_else(
+async def test_a_reader_can_read_the_run_and_nothing_else(
     mongo_url: str, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))

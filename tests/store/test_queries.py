@@ -51,11 +51,11 @@ FEW_ENOUGH_TO_SORT = {
     ("Checkpoint", "at step"): "the checkpoints that are kept",
     ("Step", "step"): "the steps that a rollback reinstates",
 }
-"""What the server may put in order by itself. Whatever grows with the run comes in the order of an index."""
+"""Queries that the server may sort in memory. Results that grow with the run must come in the order of an index."""
 
 
 class Explaining(Database):
-    """Asks the server how it would answer each query, before it does."""
+    """Asks the server for the plan of each query before it executes the query."""
 
     def __init__(self, of: Database) -> None:
         super().__init__(of._client, of.name)
@@ -116,7 +116,7 @@ def _sort(options: dict[str, Any]) -> Plain:
 
 
 def stages(plan: Any) -> Iterator[str]:
-    """The stages of the winning plan; what was considered and refused does not matter."""
+    """The stages of the winning plan, without rejected plans."""
     if isinstance(plan, dict):
         if isinstance(plan.get("stage"), str):
             yield plan["stage"]
@@ -237,7 +237,7 @@ async def test_a_seat_is_never_held_twice_and_an_attempt_never_made_twice(db: Da
     await db.insert_many("Record", [record | {"_id": "b", "attempt": 2}])
 
 
-async def test_pages_put_together_are_the_list(db: Database) -> None:
+async def test_all_pages_together_are_the_list(db: Database) -> None:
     rows = [row(number) for number in range(23)]
     for number, task in enumerate(rows):
         task.status = "queued" if number % 3 else "dead"
@@ -262,7 +262,7 @@ async def test_pages_put_together_are_the_list(db: Database) -> None:
         await lists.page(db, "Task", after="nowhere")
 
 
-async def test_a_page_goes_on_where_it_stood_whatever_became_of_its_last_row(db: Database) -> None:
+async def test_a_page_continues_at_its_place_even_if_its_last_row_changed(db: Database) -> None:
     began = await db.now()
     ids = [f"r{number}" for number in range(6)]
     moments = [began + timedelta(minutes=number) for number in range(3)]
@@ -272,7 +272,7 @@ async def test_a_page_goes_on_where_it_stood_whatever_became_of_its_last_row(db:
     assert [row["id"] for row in first.rows] == ["r2", "r1", "r0", "r5"]
     await db.update_one("Record", {"_id": "r5"}, {"$set": {"started_at": began + timedelta(hours=1)}})
     second = await lists.page(db, "Record", after=first.after, limit=4)
-    assert [row["id"] for row in second.rows] == ["r4", "r3"], "r5 began meanwhile, and what was seen is not met again"
+    assert [row["id"] for row in second.rows] == ["r4", "r3"], "r5 began meanwhile and is not listed again"
 
     beyond = await lists.page(db, "Record", sort="started_at", limit=3)
     await db.delete_many("Record", {"_id": beyond.rows[-1]["id"]})
@@ -345,7 +345,7 @@ async def test_a_column_that_no_task_has_is_refused(db: Database) -> None:
 
 
 @pytest.mark.parametrize("after", ["behind:", "behind:AAAA", "behind:é", "behind:FgAAAA", "behind:3f____8"])
-async def test_what_is_no_place_in_a_list_is_refused(db: Database, after: str) -> None:
+async def test_an_invalid_list_cursor_is_refused(db: Database, after: str) -> None:
     with pytest.raises(UsageError, match="no place in a list"):
         await lists.page(db, "Record", after=after)
 
@@ -372,7 +372,8 @@ async def test_a_place_is_hardly_longer_than_what_it_carries(db: Database) -> No
 
 
 async def test_indexes_of_earlier_versions_go_and_those_of_others_stay(db: Database) -> None:
-    # Two of former versions of ours; one with a name of ours and other keys; one with our keys and another name.
+    # Two indexes of former versions of agentrl, one with a name of agentrl but other keys, and one with the keys of
+    # agentrl but another name.
     await db.create_indexes("Record", [IndexModel([("created_at", 1), ("_id", 1)], name="newest")])
     await db.create_indexes("Record", [IndexModel([("status", 1), ("order", 1), ("seat", 1)], name="claims")])
     await db.create_indexes("Record", [IndexModel([("owner", 1), ("note", 1)], name="owned")])
@@ -411,7 +412,7 @@ async def test_several_units_that_begin_at_once_may_all_drop_an_index(db: Databa
     known = await here.index_information()
     await here.drop_index("newest")
 
-    # What one of them has seen before another one dropped it.
+    # The list of indexes from before another unit dropped one.
     class Seen:
         async def index_information(self) -> dict[str, Any]:
             return dict(known)
@@ -425,7 +426,7 @@ async def test_several_units_that_begin_at_once_may_all_drop_an_index(db: Databa
     assert "newest" not in await here.index_information()
 
 
-async def test_what_is_new_comes_first_where_no_order_is_asked_for(db: Database) -> None:
+async def test_without_an_order_the_newest_rows_come_first(db: Database) -> None:
     ids = [f"shop/train/0/{number:06d}" for number in range(6)]
     at = dict(zip(ids, (3, None, 5, 1, None, 4), strict=True))
     began = await db.now()
@@ -446,7 +447,7 @@ async def test_what_is_new_comes_first_where_no_order_is_asked_for(db: Database)
     assert [found["id"] for found in (await lists.page(db, "Record")).rows] == seen, "and records that nobody began"
 
 
-async def test_a_wipe_tells_what_is_lost_and_refuses_while_somebody_writes(mongo_url: str, db: Database) -> None:
+async def test_a_wipe_shows_what_is_lost_and_is_refused_while_a_process_writes(mongo_url: str, db: Database) -> None:
     other = database.connect(mongo_url, f"{NAME}-wiped", within_s=20)
     try:
         await tasks.insert(other, [row(1), row(2)])

@@ -1,4 +1,4 @@
-"""Rollbacks: which steps stop counting, which count again, and what becomes of their tasks."""
+"""Rollbacks: which steps stop counting, which count again, and what happens to their tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def saved(
 
 
 async def taken_over(db: Database, life: int) -> Lineage:
-    """The next trainer starts from where it may."""
+    """Start the next trainer from the checkpoint that it chooses."""
     start = await rollbacks.to_start_from(db)
     request = await rollbacks.requested(db)
     if request is not None:
@@ -105,7 +105,9 @@ async def test_tasks_whose_details_were_removed_are_sampled_again(db: Database) 
     target = await rollbacks.resolve(db, "2")
     await checkpoints.keep(db, target.id, "best evaluation")
     names = await pruning.consumed(db, older_than_s=0, max_trained_count=1, limit=10)
-    assert sorted(names) == [task.id for task in ready], "what is kept for an operator does not keep details"
+    assert sorted(names) == [task.id for task in ready], (
+        "a checkpoint that is kept for an operator does not keep details"
+    )
     await pruning.remove_details(db, names)
     await rollbacks.request(db, target, "collapsed", by="op-1")
     await taken_over(db, 2)
@@ -197,7 +199,7 @@ async def test_checkpoints_of_the_present_history_outlast_those_that_were_rolled
     target = await rollbacks.resolve(db, "2")
     await rollbacks.request(db, target, "collapsed", by="op-1")
     second = await taken_over(db, 2)
-    # What kept the target and the newest checkpoint was released.
+    # The target and the newest checkpoint are no longer kept for a reason.
     await db.update_many("Checkpoint", {}, {"$set": {"kept_for": ""}})
     newest = await saved(db, second, 3)
     assert [one.step for one in await checkpoints.superfluous(db, keep=2)] == [6, 4]

@@ -1,4 +1,5 @@
-"""A server is looked at before a run depends on it: what cannot keep the promises of the store is refused by name."""
+"""A server is checked before a run uses it. A server that cannot keep the promises of the store is refused with the
+reason."""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def failure_free(found: list[Finding]) -> bool:
     return not [each for each in found if each.verdict == "fail"]
 
 
-def test_what_a_user_lacks_is_named(server: Server) -> None:
+def test_missing_rights_of_a_user_are_named(server: Server) -> None:
     failed = failure(server_checks.check(server.url("reader"), NAME))
     assert failed.name == "mongodb user"
     assert "createCollection" in failed.sentence
@@ -185,11 +186,11 @@ def test_up_refuses_a_standalone_before_it_starts_anything(standalone: str, tmp_
     assert not home.exists()
     eventually(lambda: failure(server_checks.check(standalone, NAME)).name == "mongodb")
     assert verdicts(server_checks.check(standalone, NAME))["mongodb access"] == "warn", (
-        "everybody may write, on loopback"
+        "on loopback, writing needs no password"
     )
 
 
-def test_a_set_whose_majority_stands_still_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_set_without_a_working_majority_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = [free_port(), free_port()]
     members = [{"_id": at, "host": f"127.0.0.1:{port}", "priority": 1 - at} for at, port in enumerate(ports)]
     url = f"mongodb://127.0.0.1:{ports[0]}/?replicaSet=rs0"
@@ -204,7 +205,7 @@ def test_a_set_whose_majority_stands_still_is_refused(tmp_path: Path, monkeypatc
             stack.callback(processes[-1].kill)
         first: MongoClient[dict[str, Any]] = MongoClient(f"mongodb://127.0.0.1:{ports[0]}/?directConnection=true")
         with first:
-            # One member elects itself at once; the other one follows it.
+            # A set of one member elects itself at once; then the other member is added.
             first.admin.command("replSetInitiate", {"_id": "rs0", "members": members[:1]})
             eventually(lambda: first.admin.command("hello")["isWritablePrimary"], what="a primary")
             first.admin.command("replSetReconfig", {"_id": "rs0", "version": 2, "members": members})
@@ -231,7 +232,7 @@ GOOD = Facts(
 )
 
 
-def test_a_good_cluster_has_no_finding_that_asks_for_anything() -> None:
+def test_a_good_cluster_has_no_finding_that_needs_action() -> None:
     assert {each.verdict for each in findings(GOOD, NAME)} == {"ok"}
     sharded = replace(GOOD, kind="sharded cluster")
     assert "a sharded cluster" in next(findings(sharded, NAME)).sentence

@@ -1,4 +1,4 @@
-"""Steps and lineages: leased, committed once, released, rolled back; and whoever was overtaken writes nothing."""
+"""Steps and lineages: leased, committed once, released, rolled back. A trainer that was replaced writes nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_task_that_went_elsewhere_is_left_out_of_the_step(db: Database) 
     assert (await accounting.account(db)).problems == ()
 
 
-async def test_of_two_trainers_that_want_the_same_tasks_each_task_has_one(db: Database) -> None:
+async def test_two_trainers_never_lease_the_same_task(db: Database) -> None:
     training = await ready_tasks(db, 4)
     lineage = await begin(db)
     leased = await asyncio.gather(*(steps.lease(db, step_of(lineage.id, number, training)) for number in range(1, 5)))
@@ -70,12 +70,12 @@ async def test_of_two_trainers_that_want_the_same_tasks_each_task_has_one(db: Da
     assert sorted(obtained) == [task.id for task in training]
 
 
-async def test_what_was_leased_but_not_followed_is_derived_again(db: Database) -> None:
+async def test_tasks_of_a_step_are_updated_after_the_death_of_its_trainer(db: Database) -> None:
     training = await ready_tasks(db, 2)
     lineage = await begin(db)
     leased = await steps.lease(db, step_of(lineage.id, 1, training))
     assert leased is not None
-    # As if the trainer had died between the commit and the tasks.
+    # The trainer died after the commit and before it changed the tasks.
     await db.update_one("Step", {"_id": leased.id}, {"$set": {"status": StepStatus.COMMITTED}})
     assert await steps.follow(db) == 1
     assert await steps.follow(db) == 0
@@ -114,7 +114,7 @@ async def test_a_step_that_was_rolled_back_is_followed_once(db: Database) -> Non
     [task] = await ready_tasks(db, 1)
     lineage = await begin(db)
     done = await commit(db, lineage.id, 1, [task])
-    # As if the next trainer had died between the Step and its Tasks.
+    # The next trainer died after it changed the Step and before it changed its Tasks.
     await db.update_one("Step", {"_id": done.id}, {"$set": {"status": StepStatus.ROLLED_BACK}})
     assert await steps.follow(db) == 1
     freed = await tasks.get(db, task.id)
@@ -180,7 +180,7 @@ async def test_a_trained_task_is_ready_again_as_often_as_it_may(db: Database) ->
     assert not await tasks.again(db, task.id, most=2)
 
 
-async def test_of_lineages_one_is_open(db: Database) -> None:
+async def test_only_one_lineage_is_open(db: Database) -> None:
     for number in range(1, 4):
         await begin(db, f"trainer-0.{number}")
     current = await lineages.current(db)
@@ -210,7 +210,7 @@ async def test_a_lineage_that_opens_late_leaves_a_newer_one_alone(db: Database) 
     assert await steps.commit(db, taken[0].id, {})
 
 
-async def test_a_clock_that_was_set_back_keeps_no_trainer_out(db: Database) -> None:
+async def test_a_clock_that_was_set_back_blocks_no_trainer(db: Database) -> None:
     former = await begin(db)
     ahead = await db.now() + timedelta(hours=1)
     await db.update_one("Lineage", {"_id": former.id}, {"$set": {"opened_at": ahead}})
@@ -221,7 +221,7 @@ async def test_a_clock_that_was_set_back_keeps_no_trainer_out(db: Database) -> N
     assert not await lineages.is_open(db, former.id)
 
 
-async def test_records_under_way_tell_their_versions(db: Database) -> None:
+async def test_records_under_way_report_their_versions(db: Database) -> None:
     [task] = await queue(db, 1)
     await admit(db, task, n=2)
     claim = await claim_one(db, "s.1")
@@ -252,7 +252,7 @@ async def test_only_the_lineage_that_took_a_number_announces_it(db: Database) ->
         await publications.take_number(db, parent=parent, lineage="a", step=0)
     assert not await publications.announce(db, 2, "b", {})
     assert await publications.announce(db, 2, "a", {"files": {"model.safetensors": {"bytes": 1}}})
-    assert await publications.announce(db, 2, "a", {}), "said again after an answer that was lost"
+    assert await publications.announce(db, 2, "a", {}), "an announcement may be repeated after a lost answer"
     assert not await publications.announce(db, 2, "b", {})
     assert (await publication(db, 1)).status == "skipped"
     newest = await publications.newest(db)
@@ -281,7 +281,7 @@ async def test_publications_that_engines_refuse_are_rejected_after_a_while(db: D
     assert await publications.reject_overdue(db, after_s=-1) == [2]
 
 
-async def test_weights_are_kept_while_anybody_needs_them(db: Database) -> None:
+async def test_weights_are_kept_while_they_are_needed(db: Database) -> None:
     for _ in range(6):
         await publications.take_number(db, parent=None, lineage="a", step=0)
     await db.update_many("Publication", {}, {"$set": {"status": "retained"}})
