@@ -10,7 +10,8 @@ from tests.supervision.world import Host, World, spec
 
 
 def dead_host_after_the_exit(code: int, **more: object) -> tuple[World, Host]:
-    """A child of `web-0` outlives it. Its host reports the exit, and dies before it reports that nothing is left."""
+    """A child of `web-0` outlives it. The host reports the exit of `web-0`, and dies before it reports the end of the
+    child."""
     world = World()
     world.handle(events.Applied(specs=(spec("web", speaks=True, **more),), by="op1"))
     world.quiesce()
@@ -97,7 +98,7 @@ def test_power_losses_do_not_count_against_a_unit(ready: bool, ledger_survives: 
             world.deliver(host)
         world.lose_power(host, ledger_survives=ledger_survives)
         world.connect(host)
-        assert world.state_of("web-0") == "starting", "at once"
+        assert world.state_of("web-0") == "starting", "units start again at once"
     slot = world.slot("web-0")
     assert (slot.deaths, slot.failed_starts) == ([], 0)
     assert len(world.incidents) == slot.restarts == 12 - 2

@@ -43,7 +43,7 @@ def test_unit_has_no_deaths_after_a_down_and_an_up() -> None:
     world = a_world_where_it_died()
     world.handle(events.DownWanted(by="op2"))
     world.quiesce()
-    assert world.slot("web-0").restarts == 2, "how it went is told while it is down"
+    assert world.slot("web-0").restarts == 2, "the restarts are shown while the run is down"
     world.handle(events.Applied(specs=(WEB,), by="op3"))
     world.quiesce()
     assert counted(world.slot("web-0")) == (0, 0, None)
@@ -166,9 +166,9 @@ def test_host_is_up_since_the_start_of_its_agent() -> None:
 
     assert hello(600.0) == 600.0, "this coordinator is new"
     world.now += 50.0
-    assert hello(650.0) == 650.0, "it said hello again"
+    assert hello(650.0) == 650.0, "a repeated hello of the same agent"
     world.handle(events.HostSilent(host="a", for_s=20.0))
-    assert hello(650.0) == 0.0, "it was silent"
+    assert hello(650.0) == 0.0, "the host was silent for a while"
     world.now += 5.0
     assert hello(655.0) == 5.0
     assert hello(2.0) == 2.0, "another agent"

@@ -15,7 +15,7 @@ from tests.supervision.world import World, spec
 
 
 def cards(*islands: int, kind: str = "cuda") -> tuple[Device, ...]:
-    """So many devices on each island."""
+    """This many devices on each island."""
     sizes = [f"island-{number}" for number, size in enumerate(islands) for _ in range(size)]
     return tuple(Device(f"GPU-{n}", str(n), kind, island=island) for n, island in enumerate(sizes))
 
@@ -32,7 +32,7 @@ def chosen(need: float, devices: tuple[Device, ...], free: dict[str, int]) -> li
 def test_a_unit_gets_the_smallest_island_that_has_enough() -> None:
     assert chosen(2, cards(4, 2, 2), {}) == [4, 5]
     assert chosen(2, cards(4, 2), {"GPU-4": 0}) == [0, 1]
-    assert chosen(1, cards(4, 2), {"GPU-4": 0}) == [5], "the island that is broken up already"
+    assert chosen(1, cards(4, 2), {"GPU-4": 0}) == [5], "the island that is partly used already"
     assert chosen(5, cards(2, 4), {}) == [2, 3, 4, 5, 0], "no island has enough: as few as possible"
     assert chosen(7, cards(2, 4), {}) == []
 
@@ -75,7 +75,7 @@ def test_any_choice_is_free_of_the_right_number_and_on_one_island_if_possible(
         assert len({device.island for device in devices if device.id in found}) == 1
 
 
-def test_host_with_linked_devices_is_preferred_and_the_sentence_says_who_is_in_the_way() -> None:
+def test_host_with_linked_devices_is_preferred_and_the_sentence_names_the_blocking_process() -> None:
     pair = spec("pair", resources=Resources(gpus=2))
     hosts = {"a": host("a", 1, 1), "b": host("b", 2)}
     assert place(pair, hosts, (), {}, "", HeldDevices([])) == ("b", "")

@@ -57,7 +57,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.operation = 0
         self.config = 0
         self.promised: dict[str, int] = {}
-        """The units that the last `up` starts or changes, and the incarnation that each must exceed."""
+        """The units that the last `up` starts or changes, each with the incarnation that it must exceed."""
 
     def host(self, name: str) -> Host:
         return self.world.hosts.get(name) or self.world.hosts["b"]
@@ -213,7 +213,7 @@ class AnyOrder(RuleBasedStateMachine):
         known = self.host(host)
         connected = self.world.supervisor.state.hosts.get(known.name, HostState("", connected=False)).connected
         if copied and not connected:
-            return  # After a reboot the same machine looks like this.
+            return  # this also happens when the same machine has rebooted
         before = msgspec.msgpack.encode(self.world.supervisor.state.slots)
         machine = Host(known.name, key=known.key if copied else "another", boot_id="another")
         assert self.world.second_machine(machine) is not None

@@ -102,7 +102,7 @@ def test_gang_that_fits_nowhere_says_which_rank_lacks_what(
 @pytest.fixture
 def world() -> World:
     """A gang of three ranks that computes."""
-    # The simulated world waits for every timer, also for those that nobody needs any more.
+    # The simulated world waits for every timer, also for unneeded ones, so the window is short.
     made = World(hosts=("a", "b", "c"), times=SupervisionTimes(restart_window_s=3600.0))
     gang = spec("g", 3, gang=True, speaks=True, ranks_per_host=1, private=PRIVATE)
     made.handle(events.Applied(specs=(gang, spec("web", 2)), by="op"))
@@ -152,7 +152,7 @@ def test_gang_of_which_other_ranks_die_each_time_is_given_up_like_one_unit(world
     assert (other.state, other.reason.partition(" (")[0]) == ("pending", f"its gang is broken: {unit} is fatal")
 
 
-def test_survivors_of_a_death_are_not_drained_but_told_to_end(world: World) -> None:
+def test_survivors_of_a_death_are_ended_without_a_drain(world: World) -> None:
     where = world.hosts[world.slot("g-0").host]
     world.die(where, where.ledger["g-0", 1], ExitStatus(signal=9))
     world.deliver(where)

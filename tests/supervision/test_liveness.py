@@ -56,7 +56,7 @@ def test_phase_excuses_silence_only_with_a_host_agent(leases: Leases) -> None:
     assert healths(leases, 1021.0, unseen=("web-0",)) == [Health.HUNG]
     assert healths(leases, 1022.0) == [Health.WELL], "its agent is back and sees it"
     leases.beat("web-0", 1023.0)
-    assert healths(leases, 1024.0, unseen=("web-0",)) == [], "its agent is away, but the unit itself is heard"
+    assert healths(leases, 1024.0, unseen=("web-0",)) == [], "its agent is away, but the unit itself sends heartbeats"
 
 
 def test_phase_of_a_reporting_unit_counts_without_a_host_agent(leases: Leases) -> None:
@@ -96,7 +96,7 @@ class WallAndMonotonic:
 def test_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) -> None:
     machine = WallAndMonotonic()
     clock = Clock(monotonic=lambda: machine.monotonic, wall=lambda: machine.wall)
-    assert clock.now() == 1_800_000_000.0, "what is written down means something to people and to the next coordinator"
+    assert clock.now() == 1_800_000_000.0, "stored times are wall-clock times for people and the next coordinator"
     leases = Leases(SUSPECT_S, DEAD_S)
     leases.begin("web-0", clock.now())
     leases.begin("web-1", clock.now())

@@ -53,10 +53,10 @@ def test_only_the_store_and_its_readers_start() -> None:
     up = {"mongo-0": "ready", "steward-0": "ready"}
     others = dict.fromkeys(("sampler-0", "sampler-1", "sampler-2", "trainer-0"), "stopped")
     assert states(world) == up | others
-    assert world.slot("trainer-0").done, "what was done stays done"
+    assert world.slot("trainer-0").done, "a completed job stays completed"
     world.handle(events.RestartWanted(units=("sampler-0", "trainer-0"), by="somebody"))
     world.quiesce()
-    assert states(world) == up | others, "nor does anybody come by another way"
+    assert states(world) == up | others, "no other command starts a unit"
     world.handle(events.DownWanted(by="down"))
     world.quiesce()
     assert set(states(world).values()) == {"stopped"}
@@ -70,4 +70,4 @@ def test_full_up_after_a_read_only_up_starts_the_whole_run_unchanged() -> None:
     assert set(states(world).values()) == {"ready"}
     assert {"sampler-0", "sampler-1", "sampler-2"} < set(states(world)), "the number that was scaled to stays"
     assert world.slot("mongo-0").incarnation == mongo, "the store is kept"
-    assert world.slot("steward-0").spec == STEWARD, "the steward keeps house again"
+    assert world.slot("steward-0").spec == STEWARD, "the steward does its housekeeping again"

@@ -47,7 +47,7 @@ def test_unit_that_becomes_silent_on_a_silent_host_is_lost(state: str) -> None:
     world.handle(events.UnitSuspect(unit="web-0", incarnation=1, because="silent for 6 s"))
     assert world.state_of("web-0") == "lost"
     world.handle(events.UnitReports(unit="web-0", incarnation=1))
-    assert world.state_of("web-0") == state, "it is back, though its host is not"
+    assert world.state_of("web-0") == state, "the unit is back although its host is not"
 
 
 def test_starting_unit_on_a_silent_host_becomes_ready() -> None:

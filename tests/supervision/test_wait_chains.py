@@ -403,8 +403,8 @@ def own_waits(facts: UnitFacts) -> list[Wait]:
 def test_every_wait_of_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
     chains = explain(units)
     links = [link for chain in chains for link in chain.links]
-    assert set(waits_of(units)) <= {link.who for link in links}, "whoever waits occurs"
-    assert sum(len(own_waits(facts)) for facts in units.values()) <= len(links), "each wait occurs"
+    assert set(waits_of(units)) <= {link.who for link in links}, "every waiting unit is in a chain"
+    assert sum(len(own_waits(facts)) for facts in units.values()) <= len(links), "every wait is in a chain"
     assert len({chain.culprit for chain in chains}) == len(chains), "one chain per culprit"
     for chain in chains:
         assert chain.because

@@ -87,9 +87,9 @@ class World:
     ) -> None:
         self.times = times
         self.devices = devices
-        """Of every host."""
+        """The devices of every host."""
         self.given: dict[tuple[str, int], tuple[tuple[str, ...], float, Rank | None]] = {}
-        """By incarnation that was ordered: its devices, the share of each, and its place in its gang."""
+        """For each ordered incarnation: its devices, the share of each device, and its place in its gang."""
         self.now = 1e6
         self.disk: dict[tuple[str, str], bytes] = {}
         self.supervisor = Supervisor(State(RunState(), data_host=DATA_HOST), times)
@@ -167,7 +167,7 @@ class World:
                 )
 
     def _give(self, unit: str, incarnation: int) -> None:
-        """The devices that the message to the host names. A repeated one names the same."""
+        """Check the devices in the order to the host. A repeated order must name the same devices."""
         slot = self.slot(unit)
         if slot.spec is None or slot.incarnation != incarnation:
             return
@@ -318,7 +318,7 @@ class World:
         self.now = end
 
     def quiesce(self) -> None:
-        """From now on every reachable part works correctly, and the world must become quiet."""
+        """Let every reachable part work correctly from now on. The world must become quiet."""
         for host in self.hosts.values():
             if host.gone:
                 self.become_silent(host)

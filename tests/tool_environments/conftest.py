@@ -84,7 +84,7 @@ class Workplace:
     @property
     def env(self) -> dict[str, str]:
         own = {"AGENTRL_CACHE": str(self.cache), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.index)}
-        # For pip this means without isolation: what builds a package comes from the environment of the tests.
+        # For pip, 0 means no isolation: packages are built with the tools of the test environment.
         return {**os.environ, **own, "PIP_NO_BUILD_ISOLATION": "0", **self.more_env}
 
     def wheel(self, name: str, version: str = "1.0", *, requires: str = "", code: str = SAYS) -> None:
@@ -145,7 +145,7 @@ class Workplace:
         return found
 
     def wanted(self, program: str = "small", server: str = "small") -> str:
-        """What `install` reads, for one server of the lock file."""
+        """The input of `install` for one server of the lock file."""
         lock = json.loads(self.lock.read_text())
         pins = {"server": lock["servers"][server], "node": lock["node"]}
         return json.dumps([{"name": server, "program": program, "pins": pins}])
@@ -157,7 +157,7 @@ class Workplace:
 
     @property
     def remains(self) -> list[str]:
-        """What is neither an environment nor in use."""
+        """Files that belong to no environment and are not in use."""
         return [each.name for each in (self.cache / "tools").glob(".*")]
 
 

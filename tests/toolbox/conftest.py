@@ -50,7 +50,7 @@ class Hands:
 
 
 def faulty(**settings: Any) -> ToolServer:
-    """Without a sandbox, because tests look at its pid and at files that it writes."""
+    """The faulty server. It has no sandbox, because tests look at its pid and at files that it writes."""
     defaults = {"session": "keyed", "timeout_s": 20.0, "sandbox": Sandbox(kind="none")}
     return ToolServer(command=(sys.executable, str(FAULTY)), **{**defaults, **settings})
 

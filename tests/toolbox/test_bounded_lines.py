@@ -1,4 +1,4 @@
-"""Lines of any length are read in bounded memory, and what a server writes never holds the loop."""
+"""Lines of any length are read in bounded memory, and output of a server never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-async def test_the_loop_is_not_held_by_what_a_server_writes(make: MakeToolbox, flood: str) -> None:
+async def test_output_of_a_server_does_not_block_the_event_loop(make: MakeToolbox, flood: str) -> None:
     async with make({"noisy": faulty(timeout_s=60.0), "quiet": faulty()}) as hands:
         await hands.open("a", "noisy")
         await hands.open("b", "quiet")

@@ -154,7 +154,7 @@ async def test_the_end_of_a_process_is_known_before_asyncio_reaps_it(command: st
     with subprocess.Popen(["sh", "-c", command]) as process:  # noqa: ASYNC220
         assert await stdio_transport._death_of(process) == code  # type: ignore[arg-type]
         assert process.returncode is None
-    assert process.returncode == code, "and whoever takes it finds it"
+    assert process.returncode == code, "the exit code can still be read"
 
 
 async def test_a_crash_with_several_calls_blames_none_of_them(make: MakeToolbox, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def twice(**settings: Any) -> ToolServer:
 
 @contextlib.asynccontextmanager
 async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator[None]:
-    """Calls of another session, one after the other, during the body, and one in parallel to every second call. So even
-    on a busy machine one call begins and ends in that time.
+    """During the body, another session makes calls one after the other, and one more call in parallel to every second
+    of them. So even on a busy machine one call begins and ends during the body.
     """
     await hands.open("others")
     used = 0
@@ -80,7 +80,9 @@ async def test_equal_failures_of_a_working_tool_are_the_policys_fault(
         assert not answer.breaker_open
         assert answer.tried_again == "lost"
         assert hands.server().breaker == "closed", "a single failure of the server would have opened it"
-        assert await hands.call("s", "c", "search", while_down=str(down)) == answer, "asked again, it is answered"
+        assert await hands.call("s", "c", "search", while_down=str(down)) == answer, (
+            "the repeated request gets the kept answer"
+        )
 
 
 async def test_a_repeated_timeout_is_the_policys_fault(make: MakeToolbox, tmp_path: Path) -> None:
@@ -115,7 +117,9 @@ async def test_an_outage_blames_no_call(make: MakeToolbox, tmp_path: Path) -> No
         async with others_use(hands, "search", while_down=f"{down}/."):
             answers = [await hands.call("s", f"c{number}", "search", while_down=str(down)) for number in range(3)]
         assert {answer.error_class for answer in answers} == {"infrastructure"}
-        assert "no: fails for others" in {answer.tried_again for answer in answers}, "and it is said why not"
+        assert "no: fails for others" in {answer.tried_again for answer in answers}, (
+            "the answer says why it was not repeated"
+        )
 
 
 async def test_without_other_calls_no_call_is_blamed(make: MakeToolbox, tmp_path: Path) -> None:
@@ -124,7 +128,7 @@ async def test_without_other_calls_no_call_is_blamed(make: MakeToolbox, tmp_path
         assert (await hands.call("s", "a", "search", while_down=str(tmp_path / "nothing"))).status == "ok"
         (tmp_path / "down").touch()
         answer = await hands.call("s", "b", "search", while_down=str(tmp_path / "down"))
-        assert answer.error_class == "infrastructure", "it may have gone down since"
+        assert answer.error_class == "infrastructure", "the server may be down since the last success"
 
 
 async def test_a_tool_without_try_again_is_never_repeated(make: MakeToolbox, tmp_path: Path) -> None:
@@ -211,7 +215,7 @@ async def test_a_failed_call_without_a_second_one_has_the_reason(answer: CallAns
     retry = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     assert (await retry.judge(call, tool, answer, 1.0)).tried_again == why
     never = FreshSessionRetry(faulty(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
-    assert (await never.judge(call, tool, answer, 1.0)).tried_again == "", "nobody wanted that"
+    assert (await never.judge(call, tool, answer, 1.0)).tried_again == "", "the tool does not ask for a second call"
 
 
 async def test_a_short_limit_or_an_open_breaker_prevents_the_second_call(make: MakeToolbox, tmp_path: Path) -> None:

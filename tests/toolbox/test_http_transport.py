@@ -15,14 +15,14 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Who: me\r\n\r\nok"
 
 
 class Server:
-    """Serves in a thread, so that it acts while the loop of the client stands still."""
+    """A server in a thread, so that it acts while the event loop of the client is blocked."""
 
     def __init__(self, answers: list[list[bytes]]) -> None:
         self.requests: list[bytes] = []
         self.may_close = threading.Event()
         self.closed = threading.Event()
         self._answers = answers
-        """Of each connection; it is closed after the last."""
+        """The answers on each connection, which is closed after its last answer."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/mcp"
         self._thread = threading.Thread(target=self._serve)

@@ -94,7 +94,7 @@ async def test_effects_of_another_run_pass_over_both_of_its_doors(make: MakeTool
                     "",
                 ]
                 assert {found[name] for name in found if name.startswith("two.")} == {""}
-            # The run file here has the last word.
+            # The run file of this run takes precedence.
             assert {hands.toolbox.effect(tool) for tool in hands.toolbox.tools("own")} == {"outside"}
 
 

@@ -134,10 +134,10 @@ def test_each_tool_works_fails_or_is_untried_and_one_that_fails_disturbs_no_othe
     assert "made-up arguments" in said["price"]
     assert '`tools: {foreign: {examples: {drop: {"to": "a"}}}}`' in said["drop"]
     assert "acts outside" in said["pay"]
-    assert run_file.with_name("shop.py.posted").read_text() == "x", "what acts outside is called once"
+    assert run_file.with_name("shop.py.posted").read_text() == "x", "a tool that acts outside is called once"
 
 
-def test_up_names_what_is_untried_and_refuses_to_start_with_a_tool_that_fails(
+def test_up_names_untried_tools_and_is_refused_if_a_tool_fails(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(run_file.parent / "home"))

@@ -106,10 +106,10 @@ def test_recent_statistics_cover_only_the_last_minute() -> None:
     now = 61.0
     assert statistics.recent()["s.t"] == (0, 0.0, 0.0, 0.0)
     add(10, 6.0, bad=5)
-    assert statistics.recent()["s.t"] == (10, 10 / 60, 6.0, 0.0), "too few to speak of failures"
+    assert statistics.recent()["s.t"] == (10, 10 / 60, 6.0, 0.0), "too few calls for a share of failures"
     now = 62.0
     add(2000, 1.0)
-    assert statistics.recent()["s.t"].per_s > 500, "what is kept of a busy tool tells its pace"
+    assert statistics.recent()["s.t"].per_s > 500, "the kept calls of a busy tool show its rate"
 
 
 def call_of(id: str, session: str = "s") -> Call:

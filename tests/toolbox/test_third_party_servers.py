@@ -47,12 +47,12 @@ def web_page(text: str) -> Iterator[str]:
         server.shutdown()
 
 
-async def test_seven_servers_of_others_work_as_their_run_file_describes_them(
+async def test_seven_third_party_servers_work_as_their_run_file_describes(
     make: MakeToolbox, third_party: ThirdParty
 ) -> None:
     """Each in its sandbox, with a process of its own where it keeps a state."""
     servers = third_party()
-    # The page is on this host.
+    # The web page is on this host, so the server needs access to private addresses.
     servers |= third_party("fetch", command=(*servers["fetch"].command, "--allow-private-ips"))
     with web_page("<title>Prices</title><p>An apple is 3.</p>") as url:
         async with make(servers) as hands:

@@ -179,7 +179,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("code", "line", "column", "why", "advice"), REFUSED, ids=[each[3][:40] for each in REFUSED])
-def test_what_cannot_be_described_is_refused_with_its_place(
+def test_functions_that_cannot_be_described_are_refused_with_their_place(
     tmp_path: Path, code: str, line: int, column: int, why: str, advice: str
 ) -> None:
     file = tmp_path / "tools.py"

@@ -111,7 +111,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
         file = folder / "run.yaml"
         file.write_text(f"name: demo\nmodel: {{build: tiny}}\nenvironments: {{e: {{dataset: d}}}}\ntools:\n{tools}")
         config = load_config(file, environ={}).config
-        # A toolbox removes its cgroups at its end, and knows them once.
+        # A toolbox removes its cgroups at its end, so forget the cached ones.
         sandbox_cgroups.usable_places.cache_clear()
         toolbox = Toolbox(config.tools, run_dir=Path(config.dir), name="toolbox-0.1")
         async with toolbox.running():
@@ -197,7 +197,9 @@ async def test_attacks_from_python_cells_reach_nothing_and_end(started: Tools, f
         assert "it could not be interrupted; its variables are lost" in stubborn.content
         assert (await run(FORKS)).content.split()[-1] == "unavailable"
         full = await run("1")
-        assert (full.status, full.error_class) == ("tool_error", "policy"), "its own processes are in its way"
+        assert (full.status, full.error_class) == ("tool_error", "policy"), (
+            "remaining processes of the session use up its limit"
+        )
         other = await opened(box, "other")
         assert (await other("python.run_python", code="1")).content == "1\n"
 
@@ -242,7 +244,7 @@ async def test_the_client_of_the_sdk_lists_and_calls_tools(folder: Path) -> None
         assert hints is not None
         assert (hints.read_only_hint, hints.idempotent_hint, hints.open_world_hint) == (True, True, False)
         assert tools["double"].input_schema["properties"] == {"number": {"type": "integer", "description": "any"}}
-        assert await text_of(client, "double", number=2) == ("4", False), "what it prints is no message"
+        assert await text_of(client, "double", number=2) == ("4", False), "printed text is not taken for a message"
         assert await text_of(client, "double", number="2") == ("number must be an integer, got '2'", True)
         results = await asyncio.gather(*(text_of(client, "wait", seconds=0.2) for _ in range(20)))
         assert results == [("waited", False)] * 20

@@ -77,7 +77,7 @@ def test_of_traces_that_are_not_sampled_failures_and_slow_ones_are_kept() -> Non
                 made.began_ns -= 3600 * 10**9
 
     episode(0, slow=True)
-    assert exported == [], "nothing is known to compare it with"
+    assert exported == [], "there is no earlier trace to compare with"
     for number in range(1, spans.COMPARED + 1):
         episode(number)
     before = len(exported)
@@ -128,7 +128,7 @@ def test_spans_that_wait_for_a_decision_are_bounded_and_the_longest_idle_trace_g
     assert [found.count(trace.trace_id) for trace in (busy, *others)] == [3, 0, 0, 2]
     with trace_context.within(busy), spans.span("late"):
         pass
-    assert exported[-1].name == "late", "what follows of a kept trace is exported at once"
+    assert exported[-1].name == "late", "later spans of a kept trace are exported at once"
 
 
 def test_a_receiver_that_is_down_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_receiver_that_is_down_delays_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_an_exporter_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "time_ns", lambda: pytest.fail("a span looked at the clock"))
+    monkeypatch.setattr(time, "time_ns", lambda: pytest.fail("a span read the clock"))
     with spans.span("episode", root=RECORD) as first:
         first.set(a=1)
         first.fail("x")

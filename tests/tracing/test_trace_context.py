@@ -1,4 +1,4 @@
-"""Trace ids are the same in every process, and what others send counts only if it is well-formed."""
+"""Trace ids are the same in every process, and ids from outside count only if they are well-formed."""
 
 from __future__ import annotations
 

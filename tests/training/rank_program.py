@@ -1,5 +1,5 @@
-"""What each rank of a test does: one job after another, each with its own plan. A job trains a few steps, and saves a
-checkpoint before and after."""
+"""The program of each rank in a test: it runs one job after another, each with its own plan. A job trains a few steps,
+and saves a checkpoint before and after."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def run_jobs(jobs: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) 
 
 
 def run_job(job: Mapping[str, Any]) -> None:
-    # It keeps the precision of the job before.
+    # The process would keep the precision of the job before.
     AcceleratorState._reset_state()
-    # Adam would make large differences of gradients that are nothing but rounding.
+    # With a small eps, Adam would amplify differences between gradients that are only rounding.
     settings = LearnerSettings(
         parallel=Sizes(**job["parallel"]),
         adamw=AdamW(eps=1e-6),
@@ -94,7 +94,7 @@ def train(learner: Learner, number: int) -> dict[str, float]:
 
 
 def with_images(batch: Batch, how: Processing, group: str) -> Batch:
-    """Members of this group begin with an image each, of which two are the same."""
+    """Give each member of this group an image at its beginning; two of these images are the same."""
     images = {1: (220, 30, 30), 2: (30, 30, 220)}
     shown = {number: decoding.shown(tiny_vision.square(colour), how) for number, colour in images.items()}
     members = [one for one in batch.trajectories if one.group_key == group]

@@ -61,7 +61,7 @@ def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1) ->
 
 
 def after(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]) -> None:
-    """Calls `act` whenever that function or coroutine has finished, before its caller continues."""
+    """Call `act` each time after this function or coroutine has finished and before its caller continues."""
     original = getattr(owner, name)
 
     def called(*arguments: Any, **options: Any) -> Any:
@@ -86,8 +86,8 @@ async def closed_groups(
     version: int = 1,
     long: Mapping[int, int] | None = None,
 ) -> None:
-    """So many groups of complete records, ready to be trained; what was sampled depends on nothing but the count.
-    `long`: prompts of that many tokens, by the number of the group."""
+    """Write this many groups of complete records that are ready to be trained. The sampled tokens depend only on the
+    count. `long` gives the length of the prompts of a group, by its number."""
     chance = random.Random(count)
     await sampler(db, OWNER)
     writer = Writer(db)

@@ -123,7 +123,8 @@ def test_advantages_are_brought_to_one_scale_within_an_environment() -> None:
 
 
 def played() -> tuple[DBRecordData, list[DispatchedSamplingTask]]:
-    """Three turns; the second one edits the context and the third one does not, so it stands before it in the tree."""
+    """Three turns. The second one edits the context and the third one does not, so the third comes first in the
+    tree."""
     calls: list[Call] = [(0, [1, 2], [3, 4]), (1, [1, 2, 9], [7, 8]), (2, [1, 2, 3, 4, 5], [6])]
     data, documents = stored(calls, advantage=2.0)
     return data, [msgspec.structs.replace(one, turn=one.index) for one in documents]
@@ -135,7 +136,9 @@ def test_turns_may_have_advantages_of_their_own() -> None:
     data = msgspec.structs.replace(data, turns=[0.5, -1.0, 1.5])
     one = trajectory_of(data, calls)
     assert [one.segments[at].advantage for at in one.trained_segments] == [0.5, -1.0, 1.5]
-    assert [one.segments[at].ids.tolist() for at in one.trained_segments] == [[3, 4], [7, 8], [6]], "by time"
+    assert [one.segments[at].ids.tolist() for at in one.trained_segments] == [[3, 4], [7, 8], [6]], (
+        "in the order of time"
+    )
     even = assemble(1, 1, [data], calls, TREE, Freshness(), balance=True).batch.trajectories[0]
     shares = [even.segments[at].advantage for at in even.trained_segments]
     assert shares == pytest.approx([0.4, -1.0, 1.2]), "2 · 0.5 + 1.5 against 2 · 1"

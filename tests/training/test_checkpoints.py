@@ -130,7 +130,7 @@ def test_an_unreadable_disk_is_reported_as_a_disk_error(tmp_path: Path) -> None:
         pass
 
 
-# ---- which checkpoints stand ----
+# ---- which checkpoints are valid ----
 
 
 def lineage(name: str, parent: str = "", *, at: int) -> Lineage:
@@ -154,7 +154,7 @@ def test_a_checkpoint_is_valid_while_every_later_lineage_began_from_it_or_after(
     assert [one.step for one in valid_checkpoints(lives, saved)] == [25, 20, 10]
     lives.append(lineage("d", "step-000025.b", at=4))
     assert [one.step for one in valid_checkpoints(lives, saved)] == [25, 20, 10]
-    # Begun from nothing: nothing of what was before stands.
+    # A lineage that began without a checkpoint makes all earlier checkpoints invalid.
     lives.append(lineage("e", at=5))
     assert valid_checkpoints(lives, saved) == []
     assert valid_checkpoints([], []) == []

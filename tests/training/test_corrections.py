@@ -18,7 +18,7 @@ RECORDS = [0, 0, 0, 1, 1, 2, 2]
 
 
 def columns(loss: PolicyLoss, *, cut: int = 7, order: list[int] | None = None) -> Columns:
-    """Of one micro-batch, or of two; with the pairs in any order, the result is in the first order again."""
+    """The columns of one or two micro-batches. For pairs in any order, the result is in the original order."""
     places = order or list(range(len(LOG_RHO)))
     log_rho = torch.tensor([LOG_RHO[place] for place in places], dtype=torch.float64)
     of_pairs = torch.tensor([RECORDS[place] for place in places])

@@ -31,7 +31,7 @@ LOSS = PolicyLoss(kind="ppo", critic=RULE)
 
 
 def given(chance: int = 4, *, groups: int = 2, capped: bool = False) -> Batch:
-    """Edited contexts; what a turn is rewarded with follows from its tokens."""
+    """A batch with edited contexts. The reward of a turn depends on its tokens."""
     members = [
         rewarded(one, capped=capped)
         for number in range(groups)
@@ -79,7 +79,7 @@ def test_the_gradient_of_the_value_loss_is_that_of_finite_differences(clip: floa
     assert torch.allclose(gradient(value, at), finite_difference(value, at), atol=1e-7)
     held = value_loss(at, before, returns, rule).held
     assert bool(held.any()) is (clip > 0)
-    assert not (gradient(value, at)[held]).any(), "what the clip holds does not move"
+    assert not (gradient(value, at)[held]).any(), "a clipped value has no gradient"
 
 
 def with_critic(directory: Path, *, critic_rate: float = 1e-3, **settings: Any) -> Learner:
@@ -121,7 +121,7 @@ def test_advantages_of_a_fresh_critic_are_the_returns(tiny: Path) -> None:
     assert normalised["advantage_std"] == pytest.approx(1)
     capped = with_critic(tiny).train(given(capped=True), PolicyLoss(kind="ppo", critic=rule)).metrics
     assert capped["advantage_mean"] < found["advantage_mean"]
-    assert capped["return_mean"] == found["return_mean"], "the critic still learns what there was to get"
+    assert capped["return_mean"] == found["return_mean"], "the critic still learns the returns"
 
 
 def test_a_penalty_lowers_the_returns_up_to_its_token_and_no_other_record() -> None:

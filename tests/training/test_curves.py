@@ -98,7 +98,7 @@ PROGRAMS: dict[str, tuple[dict[str, object], Callable[[Path], Shown]]] = {
 def test_curves_go_on_after_a_restart_and_show_a_rollback(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # MLflow wants consent for runs in files; the servers that it is for need the whole package.
+    # MLflow needs this consent to write runs to files. A server, which needs none, needs the whole package.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setattr(curve_queue, "CLOSED_WITHIN_S", 60.0)
     given, read = PROGRAMS[program]
@@ -112,7 +112,7 @@ def test_curves_go_on_after_a_restart_and_show_a_rollback(
     first.evaluation(7, {"shop/mean": 0.75})
     first.close()
     if program == "wandb":
-        # The directory of a life has the second of its start in its name, sometimes the next one.
+        # The name of the directory of a life contains the second of its start, or sometimes the next second.
         ended = int(time.time()) + 1
         eventually(lambda: int(time.time()) > ended)
     second = Curves(settings, tmp_path, RUN, reported.update)
@@ -167,7 +167,7 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(held: He
     queue.put(point(0))
     eventually(lambda: queue.state.waiting == 0)
     for step in range(1, 16):
-        queue.put(point(step))  # it would stand here
+        queue.put(point(step))  # it would block here
     assert reported == {"curves_waiting/slow": 10, "curves_dropped/slow": 5, "curves_failing/slow": False}
     held.may.set()
     queue.close()

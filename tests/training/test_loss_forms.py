@@ -35,7 +35,7 @@ FORMS = {
     "weighted": WEIGHTED,
 }
 Scores = list[tuple[torch.Tensor, torch.Tensor, float]]
-"""For each record: log-probs now, those of sampling, and the advantage."""
+"""For each record: the present log-probs, those of sampling, and the advantage."""
 
 
 @pytest.fixture

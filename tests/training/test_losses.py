@@ -35,7 +35,7 @@ STOPPED = {
     "minirl": PolicyLoss(kind="minirl", ratio="decoupled", ratio_cap=1.5),
     "ce-grpo": PolicyLoss(kind="ce-grpo", kept_below=0.3, kept_above=0.6),
 }
-"""Forms with factors that have no gradient: finite differences are those of the rest, with these factors held."""
+"""Forms with factors that have no gradient. Finite differences are taken with these factors held constant."""
 
 
 def facts_of(count: int, *, generator: int = 0, bounds: tuple[float, float] | None = None) -> PairFacts:

@@ -30,8 +30,8 @@ def one_long_chain(length: int, *, turns: int = 8) -> Batch:
 
 
 class Peak(torch.utils._python_dispatch.TorchDispatchMode):
-    """The largest number of bytes that tensors had at once: those that are there when it begins, and those that are
-    made within it. Exact, whatever the allocator does."""
+    """The largest number of bytes in tensors at the same time: those that exist at the beginning and those that are
+    made later. It is exact, because it does not depend on the allocator."""
 
     def __init__(self, there: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
@@ -85,4 +85,4 @@ def test_peak_memory_grows_linearly_from_4k_to_64k_tokens(narrow: Path) -> None:
     short, long = 4_096, 65_536
     growth = peak_of_a_step(narrow, long) / peak_of_a_step(narrow, short)
     assert growth < 1.1 * long / short
-    assert growth > 0.5 * long / short, "the row itself was measured"
+    assert growth > 0.5 * long / short, "the measurement includes the row itself"

@@ -30,7 +30,7 @@ def batch() -> Batch:
 
 
 def with_memory_for(learner: Learner, tokens: int, sizes: list[int]) -> Learner:
-    """Its backward passes fail with more tokens, after gradients of the last layers are there, as on a full device."""
+    """Backward passes with more tokens fail after the gradients of the last layers exist, as on a full device."""
     layer = learner.model.get_decoder().layers[0]  # type: ignore[union-attr]
     scorer = learner._scorer
 

@@ -36,8 +36,8 @@ async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(
         stderr=asyncio.subprocess.PIPE,
     )
     output, why = await process.communicate()
-    # Two lives for the batch, one for the group alone: halves without it pass, because they are lighter. Memory that is
-    # in pieces may end one more, which accuses nobody.
+    # Two trainers die with the batch and one with the group alone; halves without it pass, because they are lighter.
+    # Fragmented memory may end one more trainer, which makes no group a suspect.
     *deaths, end = output.decode().split()
     assert (set(deaths), end) == ({"1"}, "0"), why.decode()[-4000:]
     assert len(deaths) in (3, 4), why.decode()[-4000:]
@@ -51,7 +51,7 @@ async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(
 
 @pytest.fixture
 async def died_twice(db: Database) -> list[str]:
-    """Four ready groups that two trainers died with."""
+    """Four ready groups with which two trainers have died."""
     ready = await ready_tasks(db, 4)
     for life in (1, 2):
         lineage = await lineages.begin(db, f"trainer-0.{life}", parent_checkpoint="", after_step=0)

@@ -30,7 +30,7 @@ class TwoHosts:
         return directory
 
     def bring(self, directory: str, files: Mapping[str, Content]) -> None:
-        """As the file process does: what has a name here already is not asked for."""
+        """Copy files like the file process: a file whose name exists here already is not requested."""
         self.asked.append(directory)
         for name in files:
             (self.here / directory).mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwoHosts:
     return TwoHosts(tmp_path)
 
 
-def test_a_rank_gets_what_rank_0_has_read_and_replaces_what_another_beginning_left(hosts: TwoHosts) -> None:
+def test_a_rank_gets_the_files_of_rank_0_and_replaces_files_of_an_earlier_start(hosts: TwoHosts) -> None:
     place = hosts.leader().place(hosts.write(hosts.there / "reference"))
     hosts.write(hosts.here / "reference", "another")
     found = hosts.follower().find(place)

@@ -1,4 +1,4 @@
-"""Several ranks learn what one process learns, whatever each of them has, and leave the same files."""
+"""Several ranks learn the same as one process, however the model is divided, and leave the same files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class Jobs:
-    """Of any number of ranks; each number is started once."""
+    """Runs jobs on any number of ranks. The processes for each number are started once."""
 
     def __init__(self, place: Path, models: dict[str, Path]) -> None:
         self._place, self._models = place, models
@@ -75,7 +75,8 @@ class Jobs:
         overflows: bool = False,
         **settings: Any,
     ) -> dict[str, Any]:
-        """With `start` it goes on from that checkpoint. `overflows`: a gradient of one rank does."""
+        """The plan of a job. With `start` it continues from that checkpoint; with `overflows` a gradient of one rank
+        overflows."""
         (self._place / name).mkdir()
         reference = self._models[model]
         return {
@@ -148,7 +149,7 @@ def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
 
 @pytest.fixture(scope="module")
 def two(jobs: Jobs) -> dict[str, Outcome]:
-    """What two ranks left."""
+    """The results of two ranks."""
     of_two = {kind: jobs.job(f"two {kind}", model, {kind: 2}, **more) for kind, (model, more) in TWO.items()}
     for kind, (model, _) in TWO.items():
         if kind != "shard":
@@ -164,7 +165,7 @@ def test_two_ranks_train_as_one_process(jobs: Jobs, two: dict[str, Outcome]) -> 
     one = {model: jobs.alone(model, model) for model in ("dense", "experts")}
     for kind, (model, _) in TWO.items():
         agree(two[kind], one[model])
-        assert set(two[kind].listens) == {"127.0.0.1"}, "where the ranks meet, and not all addresses of the host"
+        assert set(two[kind].listens) == {"127.0.0.1"}, "the store for the rendezvous listens on one address only"
     agree(two["vision"], jobs.alone("vision", "vision", steps=VISION_STEPS))
     before, after = (two["vision"].tensors(name) for name in ("before", "after"))
     assert any("visual" in name and not torch.equal(one, after[name]) for name, one in before.items())
@@ -221,7 +222,7 @@ ON_FOUR: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def four(jobs: Jobs) -> dict[str, Outcome]:
-    """What four ranks left, which are started once."""
+    """The results of four ranks, which are started once."""
     return jobs.of_ranks(
         4, {name: jobs.job(name, "experts", plan, steps=1, **more) for name, (plan, more) in ON_FOUR.items()}
     )
@@ -229,7 +230,7 @@ def four(jobs: Jobs) -> dict[str, Outcome]:
 
 @pytest.fixture(scope="module")
 def alone(jobs: Jobs) -> dict[str, Outcome]:
-    """What one process left, with the same settings."""
+    """The result of one process with the same settings."""
     settings = {"": {}, "a critic": CRITIC, "muon": MUON}
     return {name: jobs.alone(f"alone {name}", "experts", steps=1, **more) for name, more in settings.items()}
 

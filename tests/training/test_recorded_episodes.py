@@ -63,7 +63,7 @@ async def test_a_job_learns_from_records_and_goes_on_with_the_same_ones(
     chosen = json.loads((tmp_path / "whole.records.json").read_text())
     right = await db.find("Record", {"score": 1.0}, projection=["generated_tokens"])
     assert sorted(chosen) == sorted(record["_id"] for record in right)
-    assert len(chosen) == 3, "half of the records, which were wrong, are not learned from"
+    assert len(chosen) == 3, "the wrong half of the records is not learned from"
     assert whole.received[0].metrics["pairs"] == sum(record["generated_tokens"] for record in right)
     assert whole.losses[-1] < whole.losses[0]
     await train("parts", until=2)
@@ -121,5 +121,5 @@ def test_roles_choose_the_messages_that_train(tiny: Path, tmp_path: Path) -> Non
     assert min(of_assistant, of_tool, of_user) > 0
     assert of_all == of_assistant + of_tool + of_user
     every = tokenized(shown, tiny, None, ("assistant", "tool", "user"))
-    assert of_all == every[0].tokens - 1, "all but the first token, which nothing stands before"
+    assert of_all == every[0].tokens - 1, "all tokens except the first, which has no context"
     assert sum(len(row.pairs) for row in rows(every)) == of_all

@@ -1,4 +1,4 @@
-"""What the trainer depends on: evaluations, and episodes that do not fail."""
+"""The trainer waits for evaluations, and holds while most episodes fail."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_the_first_and_the_last_version_are_evaluated_before_the_run_is_co
     assert await db.count("Task", {"purpose": "eval", "status": "done"}) == 2
 
 
-async def test_frozen_weights_are_published_and_evaluated_once_and_nothing_is_trained(
+async def test_frozen_weights_are_published_and_evaluated_once_and_not_trained(
     db: Database, tiny: Path, tmp_path: Path
 ) -> None:
     held_out = tmp_path / "held-out.jsonl"
@@ -103,7 +103,9 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
         error = f"Lost: line {at}" if at % 3 == 0 else "AttributeError: no\nattribute"
         await db.update_many("Record", {"_id": one["_id"]}, {"$set": {"error": error}})
     hold = (await batch_selection.validity(db)).hold
-    assert "failed for infrastructure, most often: AttributeError: no attribute; a few" in hold, "what to mend"
+    assert "failed for infrastructure, most often: AttributeError: no attribute; a few" in hold, (
+        "the report names the repair"
+    )
     await db.update_many("Record", {}, {"$set": {"finished_at": datetime.now(UTC) - timedelta(seconds=700)}})
     assert await batch_selection.validity(db) == (None, ""), "old attempts do not count"
     await db.delete_many("Record", {})

@@ -46,7 +46,7 @@ DEATHS = (
     ("weights written", 1, 1),
     ("leased", 1, 1),
     ("optimized", 2, 1),
-    # These have a checkpoint of step 2 to go on from, but for the one that dies in writing it.
+    # These deaths are after the checkpoint of step 2, except the one that interrupts its write.
     ("leased", 3, 1),
     ("optimized", 3, 1),
     ("optimized", 3, 2),
@@ -56,7 +56,7 @@ DEATHS = (
     ("checkpoint renamed", 1, 1),
     ("checkpoint renamed", 2, 1),
 )
-"""The point of the death, at which of its occurrences, and the optimizer steps of each step."""
+"""The point of the death, the occurrence of that point at which the trainer dies, and the optimizer steps per step."""
 
 
 class Died(BaseException):
@@ -212,7 +212,7 @@ async def test_a_damaged_checkpoint_is_skipped_for_good(db: Database, tiny: Path
     lineage = await lineages.current(db)
     assert lineage is not None
     assert lineage.parent_checkpoint == older["_id"]
-    # Readable again, but history went another way meanwhile.
+    # The checkpoint is readable again, but training has continued from an older one.
     file.write_bytes(whole)
     await trainer(db, configuration(tmp_path, tiny, steps=4), tmp_path, life=3).run()
     lineage = await lineages.current(db)
@@ -274,7 +274,7 @@ async def test_a_lost_confirmation_is_retried(
     assert [one["step"] for one in await db.find("Checkpoint", {"status": "complete"}, sort=[("step", 1)])] == [2, 3]
     announced = await db.find("Publication", {"announced_at": {"$type": "date"}}, sort=[("_id", 1)])
     assert [one["parent"] for one in announced] == [None, *(one["_id"] for one in announced[:-1])]
-    assert len(announced) == 4, "what is announced already is not announced as something else"
+    assert len(announced) == 4, "an announced version does not change"
     await balanced(db)
 
 
@@ -468,9 +468,7 @@ async def test_a_trainer_that_was_replaced_ends_without_a_commit(
     await balanced(db)
 
 
-async def test_files_of_versions_and_checkpoints_that_nobody_needs_are_removed(
-    db: Database, tiny: Path, tmp_path: Path
-) -> None:
+async def test_unneeded_files_of_versions_and_checkpoints_are_removed(db: Database, tiny: Path, tmp_path: Path) -> None:
     await closed_groups(db, 16)
     config = configuration(tmp_path, tiny, steps=8, checkpoint_every=1, keep_checkpoints=2)
     (tmp_path / "weights").mkdir()

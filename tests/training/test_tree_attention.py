@@ -47,7 +47,7 @@ def _nested(ends: Array) -> Array:
 
 
 def whole_blocks(ends: Array) -> Array:
-    """With tokens that see only themselves at the end."""
+    """Padded to whole blocks with tokens that see only themselves."""
     length = len(ends)
     return np.concatenate((ends, length + 1 + np.arange(padding(length, torch.device("cuda")))))
 

@@ -18,7 +18,7 @@ from tests.waiting import aeventually
 
 
 class Dialled:
-    """A dealer or subscriber that writes down what happens to it."""
+    """A dealer or subscriber that records its events."""
 
     def __init__(self, kind: type[Dealer] | type[Subscriber], address: str, key: ClientKey | None = None) -> None:
         self.got: list[bytes] = []
@@ -47,7 +47,7 @@ class Dialled:
 
 
 class House:
-    """A coordinator's sockets. The hub answers `X` by `re:X`, and what is in `silent` not at all."""
+    """The sockets of a coordinator. The hub answers `X` with `re:X`, and does not answer messages in `silent`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -135,7 +135,7 @@ async def house(short_dir: Path) -> AsyncIterator[House]:
 
 @pytest.fixture(autouse=True)
 def no_loop_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A callback that raises is only logged by asyncio; here it fails the test."""
+    """Fail the test if a callback raises; asyncio would only log it."""
     yield
     broken = [each.getMessage() for each in caplog.get_records("call") if each.name == "asyncio"]
     assert not [each for each in broken if "xception" in each], broken

@@ -45,7 +45,7 @@ async def test_server_with_an_unexpected_key_is_refused(house: House) -> None:
     deceived = house.dial(house.key("anna", pair, server=new_keypair().public))
     await aeventually(lambda: deceived.refusals)
     assert "another coordinator" in deceived.refusals[0]
-    assert not deceived.link.key_refused, "the one of this key may come back"
+    assert not deceived.link.key_refused, "the peer of this key may come back"
     assert not deceived.link.connected
 
 
@@ -146,8 +146,9 @@ async def test_identity_of_another_key_gives_no_access(house: House) -> None:
     first.close()
     second = raw(viewer)
 
-    async def heard_too() -> bool:
-        """A socket whose identity was still taken when it came is never heard: the next one may be."""
+    async def received_too() -> bool:
+        """Try with new sockets, because the hub never receives from a socket whose identity was still taken when it
+        connected."""
         nonlocal second
         second.close()
         second = raw(viewer)
@@ -156,7 +157,7 @@ async def test_identity_of_another_key_gives_no_access(house: House) -> None:
             await aeventually(lambda: len(house.received) > 1, within_s=1.0)
         return len(house.received) > 1
 
-    await aeventually(heard_too)
+    await aeventually(received_too)
     assert {peer.key_name for peer, _ in house.received[1:]} == {"viewer"}
     assert house.received[0][0] not in [peer for peer, _ in house.received[1:]]
     await aeventually(lambda: house.received[0][0] in house.gone)
@@ -243,7 +244,7 @@ async def test_frames_of_several_parts_are_dropped(house: House) -> None:
 
 
 async def test_oversized_and_multipart_messages_of_a_hub_are_ignored(short_dir: Path) -> None:
-    """What a dealer accepts is bounded, too."""
+    """The messages that a dealer accepts are bounded too."""
     from agentrl.transport.dealer import Dealer
     from tests.transport.conftest import Dialled
 

@@ -91,7 +91,7 @@ async def test_slow_subscriber_loses_messages_noticeably_and_delays_no_other(hou
         longest = max(longest, time.monotonic() - started)
         if number % 200 == 0:
             await aeventually(lambda n=number: len(quick.got) >= n)  # type: ignore[misc]
-    assert longest < 2, "publishing waited for somebody"
+    assert longest < 2, "publishing waited for a subscriber"
     await aeventually(lambda: len(quick.got) == count)
     slow.setsockopt(zmq.RCVTIMEO, 500)
     seen = await asyncio.to_thread(_read_all, slow)

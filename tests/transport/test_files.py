@@ -70,7 +70,7 @@ def test_link_in_place_of_the_directory_is_refused(runtime: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-def test_directory_of_somebody_else_is_refused(runtime: Path) -> None:
+def test_directory_of_another_user_is_refused(runtime: Path) -> None:
     (runtime / "agentrl" / "0123abcd").mkdir(parents=True)
     os.chown(runtime / "agentrl" / "0123abcd", 12345, 12345)
     with pytest.raises(ConfigError, match="belongs to somebody else"):
@@ -141,7 +141,7 @@ def test_key_file_that_others_can_read_is_not_used(tmp_path: Path, mode: int) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root and reads it as another user")
 @pytest.mark.parametrize(("mode", "used"), [(0o440, True), (0o640, True), (0o444, False), (0o660, False)])
 def test_key_file_of_root_may_be_read_by_one_group(mode: int, used: bool) -> None:
-    """So Kubernetes gives a secret to a container that is not root."""
+    """This is how Kubernetes gives a secret to a container that does not run as root."""
     with tempfile.TemporaryDirectory() as folder:
         path, nobody = Path(folder) / "anna.json", 65534
         path.parent.chmod(0o755)

@@ -18,7 +18,7 @@ def test_faulty_messages_give_few_lines_and_the_rest_is_counted(caplog: pytest.L
         quiet.warning(f"stranger {number}", "a stranger says %d", number)
     quiet.warning("loud", "not this one")
     lines = [record.getMessage() for record in caplog.records]
-    assert lines.count("a stranger says 0") == 1, "one who is loud does not hide the others"
+    assert lines.count("a stranger says 0") == 1, "a noisy peer does not hide the others"
     assert sum(line.startswith("loud says") for line in lines) == log_limiter.EACH
     assert len(lines) == log_limiter.EACH + log_limiter.SOURCES - 1
 

@@ -196,7 +196,7 @@ async def test_drain_never_stalls_under_sends_from_elsewhere(house: House) -> No
 
 
 async def test_timers_run_during_a_flood(house: House) -> None:
-    """A drain that took all there is would hold up everything else for as long as the flood lasts."""
+    """A drain without a limit would block everything else during the flood."""
     handled_in_a_turn: list[int] = []
     stop = threading.Event()
 
@@ -218,7 +218,8 @@ async def test_timers_run_during_a_flood(house: House) -> None:
     thread.start()
 
     async def turns_of_the_loop() -> bool:
-        """How many of them a millisecond has is the machine's, and whoever pumps may not have its turn meanwhile."""
+        """Whether enough turns of the event loop handled messages. One look may find too few, because the speed depends
+        on the machine, and the flooding thread may get no turn meanwhile."""
         before = len(house.received)
         for _ in range(200):
             await asyncio.sleep(0)

@@ -112,12 +112,12 @@ async def walk_to(screen: Screen, stop: Stop, *, silence: bool = False) -> None:
     await _press_all(screen, stop)
     if silence:
         if stop.before_the_silence:
-            await aeventually(lambda: _all_told(screen, link), what=f"answers to all questions of {stop.name}")
+            await aeventually(lambda: _all_answered(screen, link), what=f"answers to all questions of {stop.name}")
         link.lose()
-        await _said_of_silence(screen)
+        await _shows_why_no_answer(screen)
 
 
-def _all_told(screen: Screen, link: Still) -> bool:
+def _all_answered(screen: Screen, link: Still) -> bool:
     """Wait for all answers, so that none arrives after the loss of the connection."""
     screen.app._paint_new_data()
     view = screen.app.view
@@ -130,7 +130,7 @@ def _all_told(screen: Screen, link: Still) -> bool:
     return first and not asks and screen.app.why is not None and not link.asked()
 
 
-async def _said_of_silence(screen: Screen) -> None:
+async def _shows_why_no_answer(screen: Screen) -> None:
     """Wait until lists have queried again and show why there is no answer."""
     view = screen.app.view
     if isinstance(view, QueryTable) and not isinstance(view, Runs):

@@ -52,7 +52,7 @@ LOOKS = st.tuples(st.sampled_from(["look", "elsewhere", "filter"]), st.just(0))
 WHEELS = st.tuples(st.just("wheel"), st.sampled_from([-3, 3]))
 ACTS = st.tuples(st.just("act"), st.integers(0, 20))
 REASON = "because"
-"""What a form gets that refuses to be empty."""
+"""The text for a form that must not be empty."""
 STEPS = st.lists(st.one_of(AIMS, CHANGES, CHANGES, SNAPSHOTS, LOOKS, WHEELS, ACTS, ACTS), min_size=5, max_size=40)
 
 

@@ -155,7 +155,7 @@ def test_steps_visit_every_mark_in_both_directions_and_stop_playback(tmp_path: P
     for by, order in ((-1, "edcba"), (1, "abcde")):
         for id in order if by < 0 else order[1:]:
             assert _stepped(playback, by, 1) == [f"incident/{id}"]
-            assert mirror.get(f"incident/{id}") is not None, "what began is seen"
+            assert mirror.get(f"incident/{id}") is not None, "the event at the beginning is shown"
             playback.advance(5.0, 0.0)
         where = playback.position
         assert _stepped(playback, by, 1) == [""]
@@ -348,7 +348,7 @@ async def test_screens_show_the_time_of_the_recording_and_no_commands(directory:
         assert screen.text.count("recording has no") == 1
         for kept in ("e tool", "c failed", "s under", "X export", "a attempts"):
             assert kept not in screen.lines[-1]
-        assert not app.notices.line(app.mirror, app.clock()), "nothing is said beside the views"
+        assert not app.notices.line(app.mirror, app.clock()), "no notice is shown beside the views"
         for view in "68":
             await screen.press(view)
         await aeventually(lambda: app.view.name_in_registry == "training")

@@ -158,7 +158,7 @@ def test_steps_are_limited_and_no_further_frame_is_read(
             for each in unread:
                 recorded.keep(each, step_reports(change for block in recording.blocks(each) for change in block))
             reads += 1
-            assert reads <= len(recording.frames), "what was read is not read again and again"
+            assert reads <= len(recording.frames), "frames are read only once"
         part, everything = recorded.steps_at(index, at), expected(made, at)
         assert [row["id"] for row in part.rows] == [name for name, _ in everything[:most]]
         assert part.more == (len(everything) > most)
@@ -177,7 +177,7 @@ def test_step_has_the_numbers_of_its_first_report(tmp_path: Path) -> None:
     playback.fill_steps(steps)
     (row,) = steps.rows
     assert row["metrics"] == {"reward_mean": 0.01, "records": 12, "seconds": 8.0, "loss": 0.25, "evaluation": 0.5}, (
-        "what the trainer reports beside its Steps is none of their numbers"
+        "a report between two Steps does not change the metrics of a Step"
     )
     assert (row["base_version"], row["counts"], row["duration_s"]) == (4, {"records": 12}, 8.0)
     assert steps.points[0].at == pytest.approx(BEGAN + 30)

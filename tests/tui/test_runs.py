@@ -67,12 +67,12 @@ async def test_list_shows_the_state_of_every_run(coordinator: Scripted, other: S
         await chosen(screen, "run/other")
         await screen.shows("demo ← here", "○ down", "/elsewhere", "torn")
 
-        def told_of_other() -> bool:
+        def shows_other_run() -> bool:
             """The list shows the state and the counts of the other run."""
             words = next(line for line in screen.lines if " other " in line).replace("▸", " ").split()
             return words[:3] == ["other", "●", "running"] and words[4:7] == ["41", "!", "1"]
 
-        await aeventually(told_of_other)
+        await aeventually(shows_other_run)
         await screen.press("slash")
         await screen.type("down")
         await screen.press("enter")

@@ -94,7 +94,7 @@ class AnyOrder(RuleBasedStateMachine):
     # ---- invariants ----
 
     @invariant()
-    def an_act_hits_what_was_aimed_at_or_nothing(self) -> None:
+    def a_command_hits_the_selected_row_or_none(self) -> None:
         target = self.model.target
         if target is not None:
             name, row = target
@@ -120,7 +120,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert shown == self.model.ordered()[self.model.offset : self.model.offset + 4]
 
     @invariant()
-    def what_is_marked_is_there(self) -> None:
+    def marked_rows_exist(self) -> None:
         assert self.model.marked <= self.rows.keys()
 
     def _aim(self) -> None:

@@ -105,7 +105,7 @@ def test_last_evaluation_and_step_are_known_without_a_trainer_row() -> None:
     assert "step 29" in told
     assert told.endswith("step 29  complete"), "a complete run has no pace"
     assert training_status.report([reported(evaluation=0.95)], seen).get("evaluation") == 0.95, (
-        "a living trainer knows better"
+        "the row of a living trainer takes precedence"
     )
 
 
@@ -305,7 +305,9 @@ def test_age_of_an_old_answer_is_counted_from_its_arrival() -> None:
     )
     later, old = NOW + 800, replace(seen, old_s=800.0)
     found = training_status.report([trainer], old)
-    assert "one in 60s  time left 30m" in text(training_status.learned(found, old, later)), "the pace of then"
+    assert "one in 60s  time left 30m" in text(training_status.learned(found, old, later)), (
+        "the pace at the time of the answer"
+    )
     assert "reward 0.5 " in text(training_status.learned(found, old, later)), "the trainer row is newer"
     assert text([training_status.moved(old, later)]).startswith(
         "answered 13 min ago: last step 10s before  last publication 5s before"

@@ -113,7 +113,7 @@ async def test_keys_before_the_rows_wait_for_them(coordinator: Scripted, query: 
         assert not screen.app._waiting
 
 
-async def test_attempts_shift_only_after_all_of_them_have_come(coordinator: Scripted) -> None:
+async def test_attempts_shift_only_after_all_of_them_have_arrived(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     stories = attempts("seven", "eight", "nine", "ten")

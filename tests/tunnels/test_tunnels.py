@@ -1,4 +1,4 @@
-"""Tunnels between hosts: what passes, and who is refused with which sentence."""
+"""Tunnels between hosts: which connections pass, and which are refused with which sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import aeventually
 
 SIZE = 3 << 20
 LARGE = 64 << 20
-"""More than the sockets on the way hold."""
+"""More bytes than all sockets on the way can buffer."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def test_slow_reader_gets_all_and_the_tunnels_keep_a_buffer_at_most(hosts:
     end.close()
     await asyncio.gather(*hosts.calls)
     assert got == sent
-    # A buffer that is full takes what was read before it said so.
+    # A full buffer still takes the bytes that were read before it was full.
     assert 0 < kept <= 3 * BUFFER_BYTES
 
 
@@ -127,7 +127,7 @@ async def test_service_is_named_by_its_host_only_in_a_run_with_tunnels(monkeypat
     assert known_as("http://127.0.0.1:7") == "http://B.example:7"
 
 
-async def test_port_without_a_process_of_the_run_is_no_way(hosts: Hosts) -> None:
+async def test_port_without_a_process_of_the_run_is_refused(hosts: Hosts) -> None:
     assert "No process of the run listens on port '22'" in await refusal(hosts, 22)
 
 
@@ -156,7 +156,7 @@ async def other_run_there(hosts: Hosts) -> None:
 
 
 async def other_run_here(hosts: Hosts) -> None:
-    """It believes the right authority, and shows the certificate of another."""
+    """The host trusts the right authority, but shows a certificate of another one."""
     folder = hosts.entrance("a").parent / "other"
     folder.mkdir()
     coming, _ = hosts.contexts("a")
@@ -202,7 +202,7 @@ async def test_renewed_certificate_needs_no_restart(hosts: Hosts) -> None:
     await back_and_forth(await hosts.way("a").open("B.example", port))
 
 
-async def test_authority_is_replaced_while_hosts_are_told_one_after_the_other(hosts: Hosts, tmp_path: Path) -> None:
+async def test_authority_is_replaced_while_hosts_learn_of_it_one_after_the_other(hosts: Hosts, tmp_path: Path) -> None:
     port, authority = await hosts.echo(), hosts.authority
     before, of_before = authority.trusted, hosts.contexts("a")
 

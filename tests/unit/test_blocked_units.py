@@ -24,7 +24,7 @@ async def test_phase_is_announced_before_its_body_silences_the_thread(counterpar
     start("-m", "assets.units.native_block", "--seconds", "2", "--at-most", "60", "--hold-gil")
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
 
-    def silent_after_it_said_so() -> bool:
+    def silent_after_its_announcement() -> bool:
         """The unit blocks repeatedly. If the start and the end of one phase arrive together, the next one counts."""
         reports = ((at, each) for at, each in counterpart.got if isinstance(each, messages.UnitReport))
         reply = [at for at, report in reports if report.phase == "native"]
@@ -32,7 +32,7 @@ async def test_phase_is_announced_before_its_body_silences_the_thread(counterpar
         ends = ([beat for beat in beats if beat > at + HEARTBEAT_S][:1] for at in reply)
         return any(end - at > 1.0 for at, first in zip(reply, ends, strict=True) for end in first)
 
-    await aeventually(silent_after_it_said_so, what="the silence of a GIL that is held")
+    await aeventually(silent_after_its_announcement, what="the silence of a GIL that is held")
 
 
 async def test_announcements_are_rare_when_a_long_phase_is_entered_very_often(
@@ -115,7 +115,7 @@ async def test_knobs_take_effect_at_their_boundaries(counterpart: Counterpart, s
     hello = counterpart.of(messages.UnitHello)[-1]
     declared = {each.name: each for each in hello.declared}
     assert set(declared) == {"fake.bound", "fake.batch", "fake.noise", "fake.depth"}
-    assert declared["fake.bound"].default == 4, "the default, not what was tuned"
+    assert declared["fake.bound"].default == 4, "the value is the default and not the tuned one"
     assert (declared["fake.bound"].kind, declared["fake.bound"].boundary) == ("int", "next version")
     assert declared["fake.noise"].scientific
     assert counterpart.report.knobs == {"fake.bound": 6, "fake.batch": 32, "fake.noise": 0.0, "fake.depth": 3}

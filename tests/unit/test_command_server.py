@@ -79,8 +79,8 @@ async def test_failed_command_is_answered_with_its_error_code(
     await ready(counterpart)
     answer = await asked(counterpart, "1", name)
     assert (answer.code, says in answer.error) == (code, True), answer
-    assert ("KeyError" in unit.text()) is (name == "nonsense"), "the log has the story of what nobody foresaw"
-    assert (await asked(counterpart, "2", "echo")).error == "", "it serves on"
+    assert ("KeyError" in unit.text()) is (name == "nonsense"), "the log has the traceback of the unexpected error"
+    assert (await asked(counterpart, "2", "echo")).error == "", "the unit still serves commands"
 
 
 async def test_concurrent_commands_are_limited_and_others_are_refused(counterpart: Counterpart, start: Start) -> None:

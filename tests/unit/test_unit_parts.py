@@ -140,7 +140,7 @@ def test_waits_of_others_age_and_are_reported_again_only_after_a_change() -> Non
     before = account.revision
     assert before > seen
     account.publish_waits([messages.Wait("task g1", "is not done", 16.0, 60.0, who="batch")])
-    assert account.revision == before, "time has passed, and nothing else"
+    assert account.revision == before, "only time has passed"
     account.publish_waits([messages.Wait("task g2", "is not done", 1.0, 60.0, who="batch")])
     assert account.revision == before + 1
     account.publish_waits([])
@@ -345,7 +345,7 @@ def test_long_phase_needs_an_announcement_unless_the_last_report_covers_it() -> 
         assert not talk.needs_announcement(60, 1.5)
         assert talk.needs_announcement(900, 300)
     talk.due(3)
-    assert talk.needs_announcement(60, 3), "the coordinator was told that the phase is over"
+    assert talk.needs_announcement(60, 3), "the last report said that the phase is over"
 
 
 def test_bye_is_last_except_for_a_heartbeat_that_proves_it() -> None:
