@@ -83,7 +83,7 @@ async def list_sandboxes(
     sort: Annotated[str, list_pages.sorting("tools sandboxes", "the most memory first")] = _MOST_MEMORY,
     limit: list_pages.Limit = 100,
 ) -> ExitCode:
-    """List the processes of tool servers, and the resources that they use.
+    """List the processes of tool servers with their resources.
 
     `near` is how near it is to its memory limit, `files` the most open files of one process.
     """
