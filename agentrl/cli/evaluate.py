@@ -95,6 +95,7 @@ def run(
     named = [_named(model) for model in models or [""]]
     if repeated := {name for name, _ in named if [each for each, _ in named].count(name) > 1}:
         raise UsageError(f"There are two models {min(repeated)!r}.", hint="Name them: --model NAME=DIR.")
+    without_score: list[str] = []
     for name, place in named:
         is_address = place.startswith(("http://", "https://"))
         directory = Path(place) if place and not is_address else None
@@ -113,10 +114,20 @@ def run(
         }
         if not is_address:
             _refuse_no_model(str(asked["directory"]))
-        code = run_to_its_end("daemons.evaluation", "The evaluation", at_hand(config, asked), _Progress(cli).show)
+        progress = _Progress(cli)
+        code = run_to_its_end("daemons.evaluation", "The evaluation", at_hand(config, asked), progress.show)
         if code != ExitCode.OK:
             return code
-    return show(cli, out)
+        without_score += progress.without_score
+    return show(cli, out) if not without_score else _shown_as_failed(cli, out, without_score)
+
+
+def _shown_as_failed(cli: Cli, out: Path, models: Sequence[str]) -> ExitCode:
+    from agentrl.cli import output
+
+    show(cli, out)
+    output.note(f"No attempt of {', '.join(models)} got a score. The same command makes failed attempts again.")
+    return ExitCode.FAILED
 
 
 def _refuse_no_model(directory: str) -> None:
@@ -151,17 +162,22 @@ class _Progress:
 
     def __init__(self, cli: Cli) -> None:
         self._quiet = cli.json
-        self._model, self._wanted, self._tenths = "", 0, 0
+        self._model, self._wanted, self._known, self._tenths = "", 0, 0, 0
         self._scores: list[float] = []
         self._failed = 0
+
+    @property
+    def without_score(self) -> list[str]:
+        """The model, if attempts were made and none has a score."""
+        return [self._model] if self._failed and not self._scores and not self._known else []
 
     def show(self, message: dict[str, Any]) -> None:
         from agentrl.cli import output
 
         match message["event"]:
             case "began":
-                self._model, self._wanted = message["model"], message["attempts"]
-                there = f", {message['known']} were made before" if message["known"] else ""
+                self._model, self._wanted, self._known = message["model"], message["attempts"], message["known"]
+                there = f", {self._known} were made before" if self._known else ""
                 if not self._quiet:
                     output.note(f"{self._model}: {counted(self._wanted, 'attempts')}{there}")
             case "ended":

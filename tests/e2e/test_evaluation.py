@@ -95,6 +95,21 @@ def test_an_environment_of_another_package_is_evaluated_by_its_word(
     assert (shown["part"], shown["tasks"], shown["failed"]) == ("letter_counting", 2, 0)
 
 
+def test_an_evaluation_without_any_score_fails_and_succeeds_when_it_is_repeated(folder: Path) -> None:
+    whole = (folder / "quiz.py").read_text()
+    (folder / "quiz.py").write_text(whole.replace("float(len", "float(missing(len").replace("% 2)", "% 2))"))
+    words = ["eval", "run", "quiz.py", "--model", "first", "-k", "1", *SAMPLED]
+    command = [sys.executable, "-m", "agentrl", "--json", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == ExitCode.FAILED, done.stdout + done.stderr
+    assert "No attempt of first got a score" in done.stderr
+    (shown,) = json.loads(done.stdout)
+    assert (shown["failed"], shown["attempts"]) == (TASKS, 0)
+    (folder / "quiz.py").write_text(whole)
+    (shown,) = agentrl(folder, *words)
+    assert (shown["failed"], shown["attempts"]) == (0, TASKS)
+
+
 def test_mistakes_are_one_sentence_each(folder: Path) -> None:
     assert "There is no file" in refused(folder, "eval", "run", "other.py", "--model", "first")
     assert "nowhere" in refused(folder, "eval", "run", "quiz.py", "--model", "nowhere", *SAMPLED)
