@@ -48,7 +48,8 @@ class RunLine:
     name: str
     uuid: str = ""
     state: str = ""
-    """As its coordinator reports; `down` without a coordinator, `silent` if it does not answer, `damaged`."""
+    """The state that its coordinator reports; `down` without a coordinator, `silent` if it does not answer, or
+    `damaged`."""
     began_at: float = 0.0
     step: int | None = None
     alerts: int = 0

@@ -77,7 +77,7 @@ class Invitation(msgspec.Struct, frozen=True, omit_defaults=True):
     run: str
     """The uuid."""
     version: str
-    """Of the coordinator's agentrl; the host must have the same."""
+    """The version of the coordinator's agentrl; the host must have the same version."""
     state_dir: str
     """A directory that only this host uses, on a disk that it does not share. Empty: one in /var/tmp."""
     run_dir: str

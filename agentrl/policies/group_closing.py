@@ -88,7 +88,7 @@ class Member:
     malformed: bool = False
     """It made malformed calls and continued."""
     rewards: tuple[float, ...] = ()
-    """Of its turns, besides the score, if the scorer gives them."""
+    """The rewards of its turns, besides the score, if the scorer gives them."""
     late: bool = False
     """It ended after the group's deadline: kept, never trained, in no baseline."""
 

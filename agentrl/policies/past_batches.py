@@ -159,7 +159,7 @@ class StepChanges:
     without_signal: int
     steps: int
     short: int
-    """Of these: with fewer groups than wanted, because too many had no signal."""
+    """How many of these steps have fewer groups than wanted, because too many had no signal."""
     steps_before: int
     short_before: int
 

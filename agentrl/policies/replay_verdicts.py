@@ -27,11 +27,11 @@ DEFAULT_EFFECT: ToolEffect = "session"
 
 class Verdict(enum.StrEnum):
     SAME = "same"
-    """It returns what it returned then."""
+    """It returns the recorded result."""
     FLAKY = "flaky"
-    """Some runs work, or return what it returned then, and others do not."""
+    """Some runs work, or return the recorded result, and others do not."""
     DIFFERENT = "different"
-    """It ends as it did then, with another result."""
+    """It ends in the same way, with another result."""
     FIXED = "fixed"
     """It failed then and works now."""
     BROKEN = "broken"
@@ -39,7 +39,7 @@ class Verdict(enum.StrEnum):
     CANNOT_RUN = "cannot run"
     """No run could begin: the server or the tool is not there, or the session cannot be rebuilt."""
     NOT_REPRODUCIBLE = "not reproducible"
-    """An earlier call of the record returned something else, so the session is not what it was."""
+    """An earlier call of the record returned another result, so the session is not in the recorded state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Watched:
 @dataclass(frozen=True, slots=True)
 class Length:
     correlation: float
-    """Of the ranks of length and score inside groups: from -1 to 1."""
+    """The correlation of the ranks of length and score inside groups, from -1 to 1."""
     growth: float
     """The mean length of the newer half against that of the older half."""
     records: int

@@ -158,7 +158,7 @@ class TokenStretch(msgspec.Struct, frozen=True, omit_defaults=True):
     texts: tuple[str, ...] = ()
     """One per id, empty if the character continues; no texts at all if the tokenizer is unknown."""
     log_probs: tuple[float, ...] = ()
-    """Of the generated tokens."""
+    """The log-probs of the generated tokens."""
     versions: tuple[tuple[int, int], ...] = ()
     """Runs of (version, count)."""
 

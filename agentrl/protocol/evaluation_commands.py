@@ -36,11 +36,11 @@ class EvaluationRow(msgspec.Struct, frozen=True, omit_defaults=True):
     ended: int = 0
     """Tasks that are closed, or dead."""
     attempts: int = 0
-    """Those with a score."""
+    """Attempts with a score."""
     failed: int = 0
-    """Those that ended without one."""
+    """Attempts that ended without a score."""
     mean: float | None = None
-    """Of the tasks' means."""
+    """The mean of the tasks' means."""
     margin: float | None = None
     """Half of the 95 % interval of the mean."""
     passed: dict[str, float] = {}
@@ -64,7 +64,7 @@ class ShowEvaluation(Args, frozen=True):
     after: str = ""
     """The key of the last attempt of the answer before this one."""
     limit: int = 0
-    """Of attempts; 0: all."""
+    """The most attempts in the answer; 0 means all."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +95,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turns: tuple[dict[str, Any], ...] = ()
     """What the model wrote and what tools returned."""
     record: str = ""
-    """Of an attempt within a run: its record, which has the turns."""
+    """For an attempt within a run: its record, which has the turns."""
     turn_count: int = 0
     """With `record`: how many turns it has."""
     content: str = ""

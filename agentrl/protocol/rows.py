@@ -88,7 +88,8 @@ class GroupRow(Row, tag="group", frozen=True):
     paused: bool = False
     command: str = ""
     epoch: int = 0
-    """Of a gang: the number of its present start, or of the next one while the ranks of the last one end."""
+    """For a gang: the number of its present start, or of its next start while ranks of the last one are still
+    ending."""
     epoch_why: str = ""
     """Why the one before it ended."""
 

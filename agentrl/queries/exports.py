@@ -120,7 +120,7 @@ class _Batch(NamedTuple):
 
     records: Sequence[Plain]
     tasks: dict[str, Plain]
-    """As rows."""
+    """The tasks of these records, as rows."""
     calls: dict[str, list[Plain]]
     data: dict[str, DBRecordData]
     cut: Collection[tuple[str, str]]

@@ -46,9 +46,9 @@ class Limits:
 
     max_turns: int
     max_tokens: int
-    """Of one model call."""
+    """The most tokens of one model call."""
     context: int
-    """Of prompt and output together."""
+    """The most tokens of prompt and output together."""
     rule: SamplingRule
 
 

@@ -27,7 +27,7 @@ class ToolAgent(AgentLoop):
 
     def __init__(self) -> None:
         self._calls: list[list[tuple[str, Mapping[str, Any]]]] = []
-        """Of each turn."""
+        """The calls of each turn."""
 
     async def run(self, episode: Episode) -> Outcome:
         ids = episode.first_prompt()

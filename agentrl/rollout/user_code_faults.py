@@ -19,7 +19,7 @@ from agentrl.rollout.user_tasks import BlockedError, UserExitError
 
 IN_A_ROW = 3
 MOST_CHARS = 1_000
-"""Of the message of an exception."""
+"""The most characters of the message of an exception."""
 UNTRIED_S = 600.0
 """A report is withdrawn after this time without a call; longer than a scorer waits before it is called again."""
 

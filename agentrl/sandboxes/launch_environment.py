@@ -45,7 +45,7 @@ INHERITED = (
 CERTIFICATES = ("CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE")
 """Variables that name files with certificates, without which programs reach nothing behind a proxy of their host."""
 TRACEPARENT = "TRACEPARENT"
-"""As OpenTelemetry names the variable: the trace of the operation for which the process is started."""
+"""The variable with the trace of the operation for which the process is started, named as in OpenTelemetry."""
 MARKS = ("AGENTRL_HOST", "AGENTRL_INCARNATION")
 """Variables that every process of a run has. They are not an address and grant no rights."""
 

@@ -59,7 +59,7 @@ class ForkPlan:
     calls: int
     """Tool calls of the trunk."""
     rebuilt: int
-    """Those of them that run again."""
+    """How many of these calls run again."""
     superseded: str
     """An unended attempt at the seat, which a repair ends."""
 

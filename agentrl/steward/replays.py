@@ -46,7 +46,7 @@ from agentrl.toolbox.client import ToolboxClient
 
 log = logging.getLogger("replays")
 AT_ONCE = 32
-"""As many as a tool server takes calls at the same time."""
+"""As many replays as the calls that a tool server takes at the same time."""
 LOOK_EVERY_S = 0.5
 FREE_ORPHANS_EVERY_S = 2.0
 PATIENCE_S = 60.0

@@ -103,7 +103,7 @@ class StewardSettings:
     images: Limits = USUAL
     """The limits on images of tasks."""
     stages: tuple[Stage, ...] = ()
-    """Of the curriculum."""
+    """The stages of the curriculum."""
     reward_watch: RewardWatchSettings = field(default_factory=RewardWatchSettings)
     stage: int = 0
     """The stage that the curriculum has reached."""

@@ -104,7 +104,7 @@ class Steward:
         self._run = run
         self._admitted = Admitted(0, 0, Counts())
         self._held: Mapping[str, str] = admission.NONE_HELD
-        """As `admission.held_environments` returned it last."""
+        """The last result of `admission.held_environments`."""
         self._dead: set[str] = set()
         """Incarnations whose end was reported and not handled yet."""
         self._renewed_at = float("-inf")

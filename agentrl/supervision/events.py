@@ -106,7 +106,7 @@ class HostConnected(Event, frozen=True):
     """The age of the host agent."""
     devices: tuple[DeviceUse, ...] = ()
     minor: int = PROTOCOL_MINOR
-    """Of the protocol that the host agent speaks."""
+    """The minor version of the protocol that the host agent speaks."""
 
 
 class DevicesHeld(Event, frozen=True):

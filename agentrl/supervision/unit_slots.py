@@ -197,7 +197,7 @@ class HostState(msgspec.Struct):
     """Why its agent is about to end; empty if it is not."""
     leaves_at: float = 0.0
     minor: int = PROTOCOL_MINOR
-    """Of the protocol that its agent speaks."""
+    """The minor version of the protocol that its agent speaks."""
 
 
 class State(msgspec.Struct):

@@ -35,7 +35,7 @@ class Environment:
     path: Path
     kind: str
     packages: tuple[str, ...]
-    """As the run file named them."""
+    """The packages as named in the run file."""
     count: int
     """Installed packages."""
     bytes: int

@@ -44,7 +44,7 @@ class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     schema: dict[str, Any]
     effect: ToolEffect | Literal[""] = ""
-    """As the server declares it."""
+    """The effect that the server declares; empty if it declares none."""
 
 
 def build_app(toolbox: Toolbox, token: str | RunToken) -> Application:

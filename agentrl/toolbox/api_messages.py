@@ -80,7 +80,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Unplanned ends of its processes."""
     last_death: str = ""
     died_lately: int = 0
-    """Of those, within five minutes."""
+    """How many of these ends were within five minutes."""
     unhealthy: str = ""
     """What its health check found; empty if it works or was not checked."""
     memory_share: float = 0.0

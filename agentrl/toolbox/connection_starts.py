@@ -164,7 +164,7 @@ class ConnectionStarter:
     ) -> None:
         """`gate` limits the starts at the same time, `on_tools` gets the tools, `within_s` limits one start."""
         self.version = ""
-        """Of the server, as it reported at its last start."""
+        """The version that the server reported at its last start."""
         self._connect = connect
         self._gate = gate
         self._on_tools = on_tools

@@ -3,9 +3,9 @@ them.
 
 Invariants:
 - the canary has the same sequences in all versions of a model, so its numbers can be compared over time;
-- the canary is that of the weights as they are published, so rounding them explains no difference to it, except with
-  adapters that are merged, whose canary has the limits of 16 bits;
-- where this process has the model on processors, training does not wait for it.
+- the canary is computed with the weights as they are published, so their rounding causes no difference; merged adapters
+  are the exception, and their canary has the limits of 16 bits;
+- if this process has the model on processors, training does not wait for the canary.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from agentrl.training.snapshots import Snapshot
 PROBES = 8
 PROBE_TOKENS = 48
 MOST_OPERATIONS = 3e10
-"""Of a canary on processors: about half a second of one of them."""
+"""The most operations of a canary on processors: about half a second of one processor."""
 LEAST_TOKENS, LEAST_PROBES = 24, 4
-"""What a model of any size computes: the mean of so many tokens is far above the limit with other weights, and with
-half of a step it is told apart from the version before."""
+"""What a model of any size computes at least. With this many tokens the mean is far above the limit for other weights,
+and half of a step is enough to distinguish a version from the one before."""
 _MULTIPLIER, _INCREMENT, _MODULUS = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407, 1 << 64
 
 
 class Published(NamedTuple):
-    """What a canary knows of the versions before."""
+    """What is known of earlier versions."""
 
     before: Canary | None = None
-    """That of the version before."""
+    """The canary of the version before."""
     noise: Noise | None = None
-    """What engines differed at the first publication."""
+    """How much engines differed at the first publication."""
 
 
 NOTHING = Published()
 IMAGE_PROBES = 2
-"""So many sequences show an image, if the model reads images."""
+"""The number of sequences that show an image, if the model reads images."""
 
 
 def probe_set(vocabulary: int) -> list[list[int]]:
-    """Sequences of ids that depend on the size of the vocabulary only. Arbitrary ids find differences that typical text
+    """Sequences of ids that depend only on the size of the vocabulary. Arbitrary ids find differences that typical text
     would not show."""
     state, found = vocabulary, []
     for probe in range(PROBES):

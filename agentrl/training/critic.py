@@ -74,7 +74,7 @@ class Targets(NamedTuple):
 
 class ValueLoss(NamedTuple):
     loss: Tensor
-    """Of each pair."""
+    """The loss of each pair."""
     held: Tensor
     """Where the clip removed the gradient."""
 

@@ -28,7 +28,7 @@ class LearnerSettings:
     tokens_per_batch: int = 16_384
     """Packed tokens of one forward pass, and the longest row unless a single trajectory is longer."""
     precision: Precision = "float32"
-    """Of the computation. Weights, their gradients and the optimizer state stay in float32."""
+    """The precision of the computation. Weights, their gradients and the optimizer state stay in float32."""
     recompute: Recompute = "none"
     """What the backward pass computes again; see `activation_checkpoints`."""
     compiled: bool = False

@@ -27,7 +27,7 @@ class LearningWatch:
         self._evaluations: list[Measurement] = []
         self._reward_best: Measurement | None = None
         self._rewards: list[Measurement] = []
-        """Of the newest steps, oldest first."""
+        """The measurements of the newest steps, oldest first."""
 
     @property
     def evaluation(self) -> dict[str, float]:

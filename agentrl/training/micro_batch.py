@@ -30,7 +30,7 @@ class MicroBatch:
     """[sequences, length]"""
     positions: Tensor
     tree: Tree | None
-    """Of the only sequence, if the rows are trees."""
+    """The tree of the only sequence, if the rows are trees."""
     asked_row: Tensor
     """The sequences and places at which logits are needed."""
     asked_at: Tensor

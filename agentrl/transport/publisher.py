@@ -117,7 +117,7 @@ class _Outlet:
         self._file: SocketFile | None = None
         self._monitor: Monitor | None = None
         self._topic_bytes = 0
-        """Of foreign topics that were added or removed since memory was last returned."""
+        """Bytes of foreign topics that were added or removed since memory was last returned."""
         self._trims_left = 0
         self._trim: asyncio.TimerHandle | None = None
         self._bind()

@@ -2,7 +2,8 @@
 
 Invariants:
 - A dialog is answered once.
-- Keys that arrive between the answer and its disappearance are dropped, but for one that came with an escape.
+- Keys that arrive between the answer and the disappearance of the dialog are dropped, except a key that came with an
+  escape.
 - Keys for a field wait until the field has the focus.
 """
 

@@ -59,7 +59,7 @@ class ShownSteps:
     """The Steps up to a time."""
 
     rows: Sequence[Row] = ()
-    """As in lists of Steps, the newest first."""
+    """Rows as in lists of Steps, the newest first."""
     more: bool = False
     """There are older Steps."""
     untold: int = 0

@@ -39,7 +39,7 @@ class UnitPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unplanned ends in this incarnation of the unit."""
     last_death: str = ""
     died_lately: int = 0
-    """Of these ends, within five minutes."""
+    """How many of these ends were within five minutes."""
     unhealthy: str = ""
     """What its health check found."""
     memory_share: float = 0.0
@@ -98,7 +98,7 @@ class RepeatedError(msgspec.Struct, frozen=True):
     """An error that a unit writes to its log again and again."""
 
     text: str
-    """As it was first written."""
+    """The text of its first occurrence."""
     count: int
     first_at: float
     last_at: float

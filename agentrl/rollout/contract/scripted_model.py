@@ -28,7 +28,7 @@ class ScriptedModel:
         self._held: dict[str, asyncio.Event] = {}
         self._encoded: dict[str, list[int]] = {}
         self.prompts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        """Of each episode, in the order of its calls."""
+        """The prompts of each episode, in the order of its calls."""
 
     def write(self, record: str, texts: Sequence[str]) -> None:
         for text in texts:
