@@ -173,7 +173,7 @@ DATA_ACTIONS: tuple[Action, ...] = (
             "records",
             *by(
                 Navigation,
-                _("list.tasks", "T", "tasks", "Rows of datasets and what became of them.", page(Tasks)),
+                _("list.tasks", "T", "tasks", "Rows of datasets, with all attempts at them.", page(Tasks)),
                 _("list.replays", "V", "replays", "Tool calls that were executed again.", page(Replays)),
                 _("list.account", "A", "account", "Sums over everything, which must agree.", page(AccountPage)),
             ),

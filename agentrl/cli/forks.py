@@ -28,11 +28,13 @@ Replays = Annotated[
 ]
 EditResult = Annotated[
     str | None,
-    typer.Option("--edit-result", metavar="TEXT", help="What the call shall have returned.", show_default=False),
+    typer.Option("--edit-result", metavar="TEXT", help="The result of the call in the fork.", show_default=False),
 ]
 EditMessage = Annotated[
     str | None,
-    typer.Option("--edit-message", metavar="TEXT", help="What the user shall have said at first.", show_default=False),
+    typer.Option(
+        "--edit-message", metavar="TEXT", help="The first message of the user in the fork.", show_default=False
+    ),
 ]
 Times = Annotated[
     int | None,

@@ -21,7 +21,7 @@ MOST_CHARS = 2_000
 
 def register(app: typer.Typer) -> None:
     add_command(app, "replay", acts=True)(replay)
-    replays = group(app, "replays", "Tool calls that were executed again, and what came of it.")
+    replays = group(app, "replays", "Tool calls that were executed again, with their results.")
     add_command(replays, "list", reads=True)(list_replays)
     add_command(replays, "show", reads=True)(show_replay)
     add_command(replays, "keep", acts=True)(keep)

@@ -19,7 +19,7 @@ TASK = typer.Argument(metavar="TASK", help="A task's id, such as shop/train/0/00
 
 
 def register(app: typer.Typer) -> None:
-    tasks = group(app, "tasks", "Rows of datasets, and what became of them.")
+    tasks = group(app, "tasks", "Rows of datasets, with all attempts at them.")
     add_command(tasks, "list", reads=True)(list_tasks)
     add_command(tasks, "show", reads=True)(show_task)
     add_command(tasks, "requeue", acts=True)(requeue)

@@ -125,7 +125,7 @@ class NewRun:
             if time.monotonic() > deadline:
                 raise ConflictError(
                     f"Another `agentrl up` begins the run {place.name}, and was not accepted within {within_s:g} s.",
-                    hint="It goes on. `agentrl status` shows what became of it; or say `agentrl up` again.",
+                    hint="It goes on. `agentrl status` shows its result; or run `agentrl up` again.",
                 )
             progress.step(f"another `agentrl up` begins the run {place.name}: this one joins it when that is accepted")
             await asyncio.sleep(_POLL_S)

@@ -79,7 +79,7 @@ def as_scorer(given: object) -> Scorer:
     if isinstance(marked, Scorer):
         return marked
     if not callable(given):
-        raise TypeError(f"a scorer must be a function, and {given!r} is none")
+        raise TypeError(f"a scorer must be a function, got {given!r}")
     scorer()(given)
     return as_scorer(given)
 

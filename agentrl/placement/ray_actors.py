@@ -241,7 +241,7 @@ class RayPlacement:
             order = Order("end", host=host, run=note.run, state_dir=note.state_dir)
             try:
                 if actor is None:
-                    raise UnavailableError(f"Host {host}: its actor has ended, so nobody can look there.")
+                    raise UnavailableError(f"Host {host}: its actor has ended, so it cannot be searched.")
                 _, node, _ = self._act(ray, host, order, self._settings.start_s)
                 if node != note.node:
                     raise UnavailableError(f"Host {host} was on node {note.node[:8]}, which Ray has lost.")

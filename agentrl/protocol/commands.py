@@ -153,7 +153,7 @@ COMMANDS: dict[str, CommandSpec] = {
         ),
         _query("alerts", Alerts, list[AlertRow], "alerts list", "Alerts with evidence and suggested command."),
         _query("list_keys", ListKeys, list[KeyRow], "keys list", "Keys and what they may do.", Permission.ADMIN),
-        _list("list_tasks", "tasks list", "Rows of datasets and what became of them."),
+        _list("list_tasks", "tasks list", "Rows of datasets, with all attempts at them."),
         _list("list_records", "records list", "Attempts, with what those under way are doing."),
         _served(
             "list_reviews",
@@ -266,7 +266,7 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("resume", Resume, "resume", "Units take work again.", "pause"),
         _act("tune", Tune, "tune", "Change a knob.", "undo_tune"),
         _act("undo_tune", UndoTune, "tune --undo", "Take back the last change of a knob.", "tune"),
-        _act("acknowledge", Acknowledge, "alerts ack", "Say that somebody is on it."),
+        _act("acknowledge", Acknowledge, "alerts ack", "Note that a person works on it."),
         _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
         _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink.", tier=harmless),
         _changed("requeue_tasks", data_changes.RequeueTasks, "tasks requeue", "Sample tasks again."),

@@ -87,7 +87,7 @@ class Attempt:
         try:
             return await self._run()
         except DroppedError:
-            log.info("%s belongs to somebody else by now", self.claim.record.id)
+            log.info("%s belongs to another owner now", self.claim.record.id)
         except asyncio.CancelledError:
             with contextlib.suppress(EpisodeExit, AgentrlError, TimeoutError):
                 async with asyncio.timeout(GIVEN_BACK_WITHIN_S):

@@ -133,7 +133,7 @@ def _of_server(facts: Facts) -> Finding:
 def _of_connection(facts: Facts) -> Iterator[Finding]:
     local = all(map(_is_loopback, facts.hosts))
     if not facts.access_control:
-        sentence = "The server has no access control: whoever reaches it can change what the run trained on."
+        sentence = "The server has no access control: anyone who reaches it can change what the run trained on."
         yield Finding(
             "mongodb access",
             "warn" if local else "fail",

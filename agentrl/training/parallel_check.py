@@ -25,7 +25,7 @@ def refuse_parallel(sizes: Mapping[str, int], described: Mapping[str, Any]) -> N
         uneven = most[kind] % wanted and kind in _EVEN
         if wanted > most[kind] or uneven:
             raise ConfigError(
-                f"training.parallel.{kind}: {wanted} cannot be had for this model ({described.get('model_type')}).",
+                f"training.parallel.{kind}: {wanted} is not possible for this model ({described.get('model_type')}).",
                 hint=f"It can have {_possible(most)}.",
             )
 

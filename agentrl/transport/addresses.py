@@ -137,7 +137,7 @@ def _make_private(directory: Path) -> None:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise ConfigError(
-            f"{directory} belongs to somebody else or is no directory; sockets there would not be safe.",
+            f"{directory} belongs to another user or is not a directory; sockets there would not be safe.",
             hint="Remove it, or set XDG_RUNTIME_DIR to a directory of your own.",
         )
     if stat.S_IMODE(found.st_mode) & 0o077:

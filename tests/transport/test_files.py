@@ -65,7 +65,7 @@ def test_link_in_place_of_the_directory_is_refused(runtime: Path) -> None:
     (runtime / "agentrl").mkdir()
     (runtime / "elsewhere").mkdir()
     (runtime / "agentrl" / "0123abcd").symlink_to(runtime / "elsewhere")
-    with pytest.raises(ConfigError, match="belongs to somebody else or is no directory"):
+    with pytest.raises(ConfigError, match="belongs to another user or is not a directory"):
         addresses.runtime_dir(RUN)
 
 
@@ -73,7 +73,7 @@ def test_link_in_place_of_the_directory_is_refused(runtime: Path) -> None:
 def test_directory_of_another_user_is_refused(runtime: Path) -> None:
     (runtime / "agentrl" / "0123abcd").mkdir(parents=True)
     os.chown(runtime / "agentrl" / "0123abcd", 12345, 12345)
-    with pytest.raises(ConfigError, match="belongs to somebody else"):
+    with pytest.raises(ConfigError, match="belongs to another user"):
         addresses.runtime_dir(RUN)
 
 

@@ -61,7 +61,7 @@ async def test_unanswered_attempts_are_not_queried_again_and_again(screen: Scree
 
 async def test_wait_chain_is_unknown_before_the_first_answer(screen: Screen) -> None:
     await all_screens.press(screen, "w")
-    await _shows(screen, "Not known: nobody answered who waits for whom.")
+    await _shows(screen, "Not known: there was no answer on who waits for whom.")
     assert "nobody waits" not in screen.text
     await all_screens.walk_to(screen, Stop("waits", ("1", "w")), silence=True)
     await _shows(screen, "trainer-0 waits for a batch", "who waits for whom, answered 75 s ago")

@@ -340,7 +340,7 @@ async def test_gap_between_steps_is_shown(tmp_path: Path) -> None:
         await screen.press("P", "8")
         await screen.shows("2 steps, 12 between them not told", "12 not told")
         await screen.press("g", "enter")
-        await screen.shows("Of 12 steps before it this recording does not tell")
+        await screen.shows("This recording has no data of 12 steps before it")
         whole(screen, 80, 24)
 
 

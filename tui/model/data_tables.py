@@ -176,7 +176,7 @@ def of_step(story: Story, width: int) -> list[Line]:
     ]
 
 
-_UNTOLD = "Of {} before it this recording does not tell: too short, given back, or nobody recorded then."
+_UNTOLD = "This recording has no data of {} before it: they were too short, released, or not recorded."
 
 
 def of_recorded_step(step: Row, width: int) -> list[Line]:

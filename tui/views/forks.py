@@ -22,9 +22,9 @@ _Command = Callable[[Values], PendingCommand]
 MOST_TIMES = 64
 TIMES = Field("times", hint="how many go on from there; empty: as the rules say")
 NOTE = Field("note", hint="why; kept with it, may be empty")
-RESULT = Field("result", hint="what the call shall have returned; empty: what it returned, or a new call")
+RESULT = Field("result", hint="the result of the call; empty: the recorded one, or that of a new call")
 PLACE = "place"
-MESSAGE = Field("message", hint="what the user shall have said at the beginning; empty: as it is")
+MESSAGE = Field("message", hint="the first message of the user; empty: unchanged")
 
 
 def fork_replays(view: View, replays: Sequence[str], call: str) -> None:

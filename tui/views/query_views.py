@@ -386,4 +386,4 @@ class WaitsPage(DetailPage):
             return detail_lines.of_waits(self.actions.why, width)
         if self.mirror.link.connected:
             return [(Span(ASKING, Tone.DIM),)]
-        return [(Span("Not known: nobody answered who waits for whom.", Tone.DIM),)]
+        return [(Span("Not known: there was no answer on who waits for whom.", Tone.DIM),)]
