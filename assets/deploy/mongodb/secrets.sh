@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes what a MongoDB replica set with TLS needs, and what a run needs to use it:
+# Makes the secrets of a MongoDB replica set with TLS, and those of a run that uses it:
 #
 #   ./secrets.sh [--out DIR] [--run NAME] MEMBER [MEMBER ...]
 #
-# MEMBER is the name or the address by which members and hosts of the run reach a machine. What is there is kept, so the same
-# command makes the rest for a further member or run; to renew a certificate, remove its file first.
+# MEMBER is the name or the address by which members and hosts of the run reach a machine. Existing files are kept, so the
+# same command makes the missing ones for another member or run; to renew a certificate, remove its file first.
 #
 #   DIR/authority.key        signs certificates: keep it off the members
 #   DIR/MEMBER/              goes to that machine: mongod.pem, authority.pem, keyfile, admin-password
@@ -40,7 +40,7 @@ curve=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
 [ -e "$out/keyfile" ] || openssl rand -base64 741 > "$out/keyfile"
 [ -e "$out/admin-password" ] || openssl rand -hex 24 > "$out/admin-password"
 
-# issue FILE SUBJECT EXTENSIONS: a key and its certificate in one file, as mongod and its clients want them.
+# issue FILE SUBJECT EXTENSIONS: a key and its certificate in one file, as mongod and its clients need them.
 issue() {
     local work
     [ ! -e "$1" ] || return 0
