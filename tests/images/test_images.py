@@ -410,7 +410,7 @@ def test_rows_name_images_in_messages_and_in_a_column(tmp_path: Path) -> None:
     [
         ({}, ""),
         ({"training": {"parallel": {"shard": 2}, "groups": 4}}, ""),
-        ({"training": {"parallel": {"tensor": 2}, "groups": 4}}, "training.parallel.tensor: 2 cannot be had"),
+        ({"training": {"parallel": {"tensor": 2}, "groups": 4}}, "training.parallel.tensor: 2 is not possible"),
         ({"training": {"lora": {"rank": 4}}}, ""),
         (
             {"training": {"lora": {"rank": 4}, "publication": {"adapters": "apart"}}, "engines": {"kind": "sglang"}},

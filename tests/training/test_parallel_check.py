@@ -39,7 +39,7 @@ OF_EXPERTS = "It can have shard, replicate, tensor 2 or 4, context, pipeline up 
 )
 def test_what_a_model_cannot_have_is_refused(model: str, sizes: dict[str, int], hint: str) -> None:
     (kind,) = sizes
-    with pytest.raises(ConfigError, match=f"training.parallel.{kind}: {sizes[kind]} cannot be had") as refused:
+    with pytest.raises(ConfigError, match=f"training.parallel.{kind}: {sizes[kind]} is not possible") as refused:
         refuse_parallel(sizes, MODELS[model])
     assert refused.value.hint == hint
 
