@@ -37,7 +37,9 @@ async def replay(
         typer.Argument(metavar="CALL...", help="Ids of tool calls, as `agentrl records show` has them."),
     ] = None,
     filter: Annotated[str, list_pages.filtering("replay", "Instead of calls: the newest failed ones.")] = "",
-    most: Annotated[int, typer.Option("--most", metavar="N", min=1, max=1000, help="With --filter: so many.")] = 50,
+    most: Annotated[
+        int, typer.Option("--most", metavar="N", min=1, max=1000, help="With --filter: at most this many calls.")
+    ] = 50,
     times: Annotated[int, typer.Option("--times", metavar="N", min=1, max=20, help="How often each call runs.")] = 1,
     server: Annotated[
         str, typer.Option("--server", metavar="NAME", help="Another tool server to run them on.", show_default=False)

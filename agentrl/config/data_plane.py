@@ -185,10 +185,10 @@ class Environment(Section):
     @model_validator(mode="after")
     def _of_a_file(self) -> Environment:
         if self.resumable and not self.is_apart:
-            raise ValueError("resumable is for an environment in a process of its own, with a python or a sandbox")
+            raise ValueError("resumable is for an environment in a separate process: it needs a python or a sandbox")
         source = source_of(self.code)
         if self.sandbox.kind != "none" and (not self.code or (source is not None and not source.facts.program)):
-            raise ValueError("sandbox is for code in a process of its own, which this is not; tools have their own")
+            raise ValueError("sandbox is for code that runs in a separate process, unlike this; tools have their own")
         return self
 
 
@@ -335,7 +335,7 @@ class ToolServer(Section):
             raise ValueError(f"try_again calls tools twice, and effects says that {outside} acts outside the session")
         for name, value in self.headers.items():
             if not _HEADER.fullmatch(name) or any(char in value for char in "\r\n"):
-                raise ValueError(f"headers has {name!r}, which is no header, or one of several lines")
+                raise ValueError(f"headers has {name!r}, which is not the name and the value of one header line")
             if (name.lower() in _SECRET_HEADERS or names_a_secret(name)) and not is_reference(value):
                 raise ValueError(f"headers.{name} must be a reference to a secret, env:NAME or file:PATH")
         return self
@@ -428,7 +428,7 @@ def _problems_of_context(data: DataPlane, name: str, environment: Environment) -
         yield (*at, "strategy"), "needs history: sampled, because the template rewrites the whole conversation"
     source = source_of(environment.code)
     if context.strategy == "discard_all_with_summary" and source is not None and source.facts.program:
-        yield (*at, "strategy"), "has a turn of its own, which the package would take for an action; take another one"
+        yield (*at, "strategy"), "adds a turn that the package would read as an action; choose another strategy"
     if context.model and context.model not in data.models:
         known = ", ".join(data.models) or "none"
         yield (*at, "model"), f"names the unknown model {context.model!r}; known are: {known}"
@@ -475,7 +475,7 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
     if data.training.reference_weight and data.training.reference == "none":
         yield (
             ("training", "reference_weight"),
-            "weighs the distance to a reference, and there is none: reference: initial",
+            "weighs the distance to a reference, and there is none: set reference: initial",
         )
     in_reward = data.training.reference_in == "reward"
     compared = data.training.advantage == "grpo" and not data.training.divide_by_std

@@ -56,7 +56,7 @@ class OtherModel(Section):
     @model_validator(mode="after")
     def _has_an_address(self) -> OtherModel:
         if not _ADDRESS.fullmatch(self.url):
-            raise ValueError(f"{self.url!r} is no address; one is such as https://HOST/v1, without a user or a key")
+            raise ValueError(f"{self.url!r} is not an address such as https://HOST/v1, without a user or a key")
         return self
 
     @property

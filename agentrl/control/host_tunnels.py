@@ -103,7 +103,7 @@ class HostTunnels:
             elif config.mongo.url is not None:
                 self._keep_url(outside_database.read(config.mongo.url).url)
         except AgentrlError as failed:
-            log.error("the units of host %s cannot be told where the database is: %s", host, failed)
+            log.error("the units of host %s cannot get the address of the database: %s", host, failed)
             return failed
         return None
 

@@ -56,7 +56,7 @@ class OwnFiles:
             self._on_lost_lock(lost)
             return
         if restored:
-            sentence = f"Restored what was removed: {', '.join(restored)}."
+            sentence = f"Restored removed files: {', '.join(restored)}."
             log.warning("%s", sentence)
             self._context.audit("coordinator", "files", sentence)
 

@@ -285,7 +285,7 @@ class FileService:
         """Makes the file from its base, which is on this host, and the delta."""
         beside = str(PurePosixPath(pull.path).with_name(delta.name))
         if PurePosixPath(delta.name).name != delta.name or delta.content.problem():
-            raise WrongListError(f"{delta.name!r} is no difference that another host could be asked for.")
+            raise WrongListError(f"{delta.name!r} is not a delta that another host could be asked for.")
         with self._holding({"": delta.base, beside: delta.content}):
             await self._get(beside, delta.content)
             changes = self._cache.whole(delta.content)

@@ -40,11 +40,11 @@ class Content(msgspec.Struct, frozen=True):
     def problem(self) -> str:
         """Why no host can be asked for it; empty if one can."""
         if self.bytes < 0 or not _is_hash(self.blake2b, 128):
-            return "its size or its hash is no size or hash"
+            return "its size or its hash is malformed"
         wanted = piece_count(self.bytes)
         if len(self.pieces) != wanted:
             return f"its list has {len(self.pieces)} of {wanted} pieces"
-        return "" if all(_is_hash(one, 32) for one in self.pieces) else "its list of pieces has what is no hash"
+        return "" if all(_is_hash(one, 32) for one in self.pieces) else "its list of pieces has a malformed hash"
 
 
 def piece_bytes(size: int) -> int:

@@ -117,7 +117,7 @@ def _unproven(closed: list[int], snapshot: Snapshot) -> str:
     """A sentence if there are no cgroups: then a process that removed its mark cannot be recognised."""
     sentences = [
         "Units were not in cgroups, so a process that cleared its environment and outlived its parents "
-        "could not be told from a stranger."
+        "could not be recognised as one of the run."
     ]
     mine = os.geteuid()
     # Kernel threads have no environment and belong to no run.

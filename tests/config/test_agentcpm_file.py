@@ -71,7 +71,7 @@ def test_its_configuration_becomes_models_a_judge_and_summaries(tmp_path: Path) 
         ("other: 1", "has neither scorer_agent nor browse_agent"),
         ("scorer_agent: {models: []}", r"scorer_agent\.models must list at least one model"),
         ("scorer_agent: {models: [{api_key: k, base_url: u}]}", "model 1 of scorer_agent has no model"),
-        ("scorer_agent: {models: [{base_url: nowhere, model: m}]}", "'nowhere' is no address"),
+        ("scorer_agent: {models: [{base_url: nowhere, model: m}]}", "'nowhere' is not an address"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -156,7 +156,7 @@ def test_a_changed_setting_replaces_each_group_whose_process_uses_it(
         (SMALL + "training: {decay: {cap: 9}}\n", "training.decay cannot be followed: The lower bound would reach 0"),
         (SMALL + "training: {bound: 4, hard_bound: 2}\n", "hard bound 2 is smaller than the bound 4"),
         (SMALL + "training: {loss: sft}\n", "is a job of `agentrl train`"),
-        (SMALL + "training: {reference_weight: 0.1}\n", "and there is none: reference: initial"),
+        (SMALL + "training: {reference_weight: 0.1}\n", "and there is none: set reference: initial"),
         (SMALL + "training: {weight_cap: 2}\n", "count the same difference twice"),
         (SMALL + "training: {dual_clip: 1.1}\n", "dual_clip must be above 1 + clip_high"),
         (SMALL + "training: {aggregation: record-sum, denominator: kept}\n", "Only a mean over tokens"),

@@ -154,7 +154,7 @@ def test_log_of_the_previous_incarnation_can_be_read(run: Run) -> None:
     assert lines_of(run, f"talker-0.{now - 1}")[0].endswith(f"talker-0.{now - 1}")
     refused = run.raw("logs", "foreign-0", "--previous")
     assert refused.returncode == ExitCode.UNKNOWN
-    assert "no such life yet" in refused.stderr
+    assert "no such incarnation yet" in refused.stderr
 
 
 def test_log_that_grows_too_large_is_cut_and_its_follower_continues(run: Run) -> None:

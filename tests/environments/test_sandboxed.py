@@ -243,7 +243,7 @@ def test_declarations_of_a_hostile_file_are_refused(project: Path, code: str, se
     [
         ("{code: mine.py, sandbox: {memory: 1KiB}}", "environments.mine.sandbox: .*at least 16MiB"),
         ("{code: mine.py, sandbox: {kind: container, image: 'a@sha256:" + "0" * 64 + "'}}", "not container"),
-        ("{dataset: mine.jsonl, sandbox: process}", "code in a process of its own"),
+        ("{dataset: mine.jsonl, sandbox: process}", "code that runs in a separate process"),
     ],
 )
 def test_an_impossible_sandbox_is_refused_with_one_sentence(project: Path, environment: str, sentence: str) -> None:

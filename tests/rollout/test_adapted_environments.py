@@ -58,7 +58,7 @@ def test_a_word_becomes_keys_of_the_environment_and_a_dataset_that_is_made_once(
         ("  a: {code: 'gymnasium:Blackjack-v1', arguments: {sab: 1, no: 2}}\n", "unexpected keyword argument 'no'"),
         (
             "  a: {code: 'gymnasium:Blackjack-v1', context: {strategy: discard_all_with_summary}}\n",
-            "the package would take for an action",
+            "the package would read as an action",
         ),
         ("  a: harbor:nowhere\n", r"run\.yaml:4: harbor:.*nowhere: there is no such directory"),
         ("  a: {dataset: d.jsonl, scorer: agentcpm}\n", r"asks the models of rollout\.agent_config: name it"),

@@ -47,8 +47,8 @@ async def test_a_missing_secret_is_named(make: MakeToolbox) -> None:
         ({"token": "open-sesame"}, "must be a reference to a secret"),
         ({"headers": {"Authorization": "Bearer open-sesame"}}, "headers.Authorization must be a reference"),
         ({"headers": {"X-Api-Key": "open-sesame"}}, "headers.X-Api-Key must be a reference"),
-        ({"headers": {"X Y": "a"}}, "is no header"),
-        ({"headers": {"X": "a\r\nHost: b"}}, "of several lines"),
+        ({"headers": {"X Y": "a"}}, "one header line"),
+        ({"headers": {"X": "a\r\nHost: b"}}, "one header line"),
         ({"url": "", "command": "server", "token": "env:X"}, "are for a server with an address"),
     ],
 )

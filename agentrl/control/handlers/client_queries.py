@@ -107,7 +107,7 @@ class Queries:
         slot = command_effects.present(self._context.state, args.unit, 0)
         incarnation = args.incarnation if args.incarnation > 0 else slot.incarnation + args.incarnation
         if not 1 <= incarnation <= slot.incarnation or not slot.host:
-            raise UnknownNameError(f"{args.unit} has had no such life yet, so there is no log of it.")
+            raise UnknownNameError(f"{args.unit} has had no such incarnation yet, so there is no log of it.")
         question = messages.ReadLog(args.unit, incarnation, args.offset, min(args.limit, 1 << 20))
         return await self._asks.host(slot.host, question, messages.LogChunk)
 
