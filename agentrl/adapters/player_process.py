@@ -15,14 +15,12 @@ import contextlib
 import itertools
 import json
 import logging
-import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
+from asyncio.subprocess import Process
 from typing import Any, Protocol
 
+from agentrl import process_start
 from agentrl.adapters.player import LONGEST_LINE, PlayerError
 
 log = logging.getLogger("environment")
@@ -39,18 +37,8 @@ STANDS_STILL_S = 20.0
 """A process with open requests is ended after this time without a sign of life."""
 
 
-class Start(Protocol):
+class Start(process_start.Start, Protocol):
     """One start of a process, perhaps in a sandbox."""
-
-    @property
-    def command(self) -> Sequence[str]: ...
-    @property
-    def env(self) -> Mapping[str, str]: ...
-    @property
-    def cwd(self) -> Path | None: ...
-    def passing(self) -> AbstractContextManager[list[int]]:
-        """Yields the descriptors that the process inherits; closes them in this process afterwards."""
-        ...
 
     async def ended(self, code: int) -> str:
         """Removes what the process left behind. Returns a sentence on how it ended."""
@@ -78,7 +66,7 @@ class PlayerProcess:
 
     def __init__(self, player: Program) -> None:
         self._player = player
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._readers: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._ready = False
@@ -152,35 +140,14 @@ class PlayerProcess:
             self._waiting.pop(0, None)
         self._ready = True
 
-    async def _started(self, start: Start) -> asyncio.subprocess.Process:
-        pipe = asyncio.subprocess.PIPE
-        with start.passing() as descriptors:
-            starting = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    *start.command,
-                    stdin=pipe,
-                    stdout=pipe,
-                    stderr=pipe,
-                    env=dict(start.env),
-                    cwd=start.cwd,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                    limit=LONGEST_LINE,
-                )
-            )
-            try:
-                # Cancelling a start halfway would leave a half-made sandbox behind.
-                return await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                with contextlib.suppress(OSError):
-                    process = await starting
-                    _kill(process)
-                    await start.ended(await _exit_code(process))
-                raise
-            except OSError as wrong:
-                raise self._player.error(f"{self._player.python} does not start: {wrong.strerror}") from None
+    async def _started(self, start: Start) -> Process:
+        try:
+            return await process_start.started(start, limit=LONGEST_LINE, remove=lambda: start.ended(-signal.SIGKILL))
+        except (OSError, ValueError) as wrong:
+            why = wrong.strerror if isinstance(wrong, OSError) else wrong
+            raise self._player.error(f"{self._player.python} does not start: {why}") from None
 
-    async def _read(self, process: asyncio.subprocess.Process, start: Start) -> None:
+    async def _read(self, process: Process, start: Start) -> None:
         """Reads the output of the process until it ends; then fails the requests that still wait for an answer."""
         assert process.stdout is not None
         assert process.stderr is not None
@@ -201,7 +168,7 @@ class PlayerProcess:
             if not waiting.done():
                 waiting.set_exception(self._player.error(why))
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, process: Process) -> None:
         """Ends the process if it has open requests and its event loop is blocked."""
         while True:
             await asyncio.sleep(STANDS_STILL_S / 2)
@@ -219,11 +186,11 @@ class PlayerProcess:
             finally:
                 self._waiting.pop(number, None)
 
-    def _end(self, process: asyncio.subprocess.Process, fault: str) -> None:
+    def _end(self, process: Process, fault: str) -> None:
         self._fault = fault
         _kill(process)
 
-    async def _take_all(self, process: asyncio.subprocess.Process, answers: asyncio.StreamReader) -> None:
+    async def _take_all(self, process: Process, answers: asyncio.StreamReader) -> None:
         try:
             while line := await answers.readline():
                 self._take(json.loads(line))
@@ -269,13 +236,12 @@ class PlayerProcess:
                 log.info("%s: %s", self._player.source, text)
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill(process: Process) -> None:
     """Kills the whole process group, which includes a sandbox that is still being made."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    process_start.signal_group(process.pid, signal.SIGKILL)
 
 
-async def _exit_code(process: asyncio.subprocess.Process) -> int:
+async def _exit_code(process: Process) -> int:
     """Polls, because `Process.wait` would also wait for the pipes, which a process that the package started may hold
     open."""
     while process.returncode is None:

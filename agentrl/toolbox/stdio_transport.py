@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, Process
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
@@ -28,6 +28,7 @@ import psutil
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
+from agentrl import process_start
 from agentrl.errors import AgentrlError
 from agentrl.sandboxes.launch_environment import Launch
 from agentrl.sandboxes.start_advice import advice_for
@@ -165,40 +166,13 @@ class ServerProcess:
         return True
 
     async def _start(self) -> Process:
-        command, *arguments = self._launch.command
-        with self._launch.passing() as descriptors:
-            starting = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    command,
-                    *arguments,
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=PIPE,
-                    env=dict(self._launch.env),
-                    cwd=self._launch.cwd,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                    limit=_BUFFER_BYTES,
-                )
+        try:
+            return await process_start.started(
+                self._launch, limit=_BUFFER_BYTES, remove=lambda: self._remove_sandbox([])
             )
-            try:
-                # asyncio would kill only the leader of a cancelled start, and a half made sandbox would outlive it.
-                return await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                await self._abandon(starting)
-                raise
-            except (OSError, ValueError) as broken:
-                why = broken.strerror if isinstance(broken, OSError) else str(broken)
-                raise CannotStartError(f"{command} cannot be started: {why}.") from broken
-
-    async def _abandon(self, starting: asyncio.Future[Process]) -> None:
-        """End a process whose start was cancelled."""
-        with contextlib.suppress(OSError, ValueError):
-            process = await starting
-            _signal_group(process.pid, signal.SIGKILL)
-            await _until_reaped(process)
-            process._transport.close()  # type: ignore[attr-defined]
-        await self._remove_sandbox([])
+        except (OSError, ValueError) as broken:
+            why = broken.strerror if isinstance(broken, OSError) else str(broken)
+            raise CannotStartError(f"{self._launch.command[0]} cannot be started: {why}.") from broken
 
     async def _read(self, process: Process, inbox: Inbox) -> None:
         assert process.stdout is not None
@@ -315,10 +289,10 @@ class ServerProcess:
                 if inside:
                     _terminate(inside)
                 else:
-                    _signal_group(process.pid, signal.SIGTERM)
+                    process_start.signal_group(process.pid, signal.SIGTERM)
                 await self._died()
         finally:
-            _signal_group(process.pid, signal.SIGKILL)
+            process_start.signal_group(process.pid, signal.SIGKILL)
             if not await self._died():
                 log.error("%s (pid %d) survives SIGKILL", self._name, process.pid)
             await _until_reaped(process)
@@ -411,9 +385,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _signal_group(leader: int, number: signal.Signals) -> None:
-    """Signal the process group, which keeps the leader's pid after the leader died."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
