@@ -24,15 +24,16 @@ from typing import Any
 import psutil
 
 from agentrl.config.run import RunConfig
+from agentrl.environments import user_places, user_tasks
 from agentrl.environments.environment import declared
+from agentrl.environments.user_code_guard import LoopWatch, no_exit
+from agentrl.environments.user_places import Place
 from agentrl.errors import AgentrlError, ExitCode
-from agentrl.rollout import chat_format, user_code, user_places, user_tasks
+from agentrl.rollout import chat_format, user_code
 from agentrl.rollout.contract import leaks
 from agentrl.rollout.contract.findings import Finding, Findings
 from agentrl.rollout.contract.kit import Kit, StuckError
 from agentrl.rollout.contract.scripted_model import ScriptedModel
-from agentrl.rollout.user_code_guard import LoopWatch, no_exit
-from agentrl.rollout.user_places import Place
 from daemons.program_messages import keep_messages_apart, tell
 from daemons.trial_services import (
     VERSION,

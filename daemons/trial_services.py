@@ -22,10 +22,11 @@ from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_words import build_words
 from agentrl.engines.interface import Generates
+from agentrl.environments import user_code_guard, user_tasks
 from agentrl.errors import ConfigError
 from agentrl.images.run_images import limits_of
 from agentrl.other_models.ledger import MemoryLedger
-from agentrl.rollout import chat_format, trial, user_code_guard, user_tasks
+from agentrl.rollout import chat_format, trial
 from agentrl.rollout.chat_api_model import ChatApiModel
 from agentrl.rollout.contract.scripted_model import ScriptedModel
 from agentrl.rollout.episode_run import Surroundings

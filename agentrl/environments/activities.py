@@ -6,25 +6,30 @@ request, and `give` brings its answer. `agentrl.adapters.programs.main` reads th
 Invariants:
 - The agent and the scorers are those that the file declares, and are called as in a sampler.
 - An activity ends with `done` or `failed`, or when its sampler ends it; then its task is cancelled.
+- Code that holds up or would end this process costs its own activity only, as in a sampler.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import inspect
 import itertools
 import json
+import sys
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.environments import conversation, other_models, rubric
+from agentrl.environments import conversation, other_models, rubric, user_tasks
 from agentrl.environments.environment import declared
 from agentrl.environments.episodes import Episode, ToolCall
 from agentrl.environments.other_models import Asked, OtherModel, OtherModelError
+from agentrl.environments.user_code_guard import Late, LoopWatch, no_exit
+from agentrl.environments.user_tasks import BlockedError, UncancelledError, UserExitError, UserTasks, uncancelled
 from agentrl.toolservers import user_files
 from agentrl.toolservers.user_names import NO_JSON, Image
 
@@ -72,13 +77,20 @@ class Activity:
             waiting.set_result(value)
 
     async def run(self, work: Awaitable[Any], file: str) -> None:
+        tasks = UserTasks()
         try:
-            returned = await work
+            with tasks.noted():
+                returned = await work
             self.messages.put_nowait({"done": returned, "state": _plain(self.state)})
-        except asyncio.CancelledError:
-            raise
+        except asyncio.CancelledError as raised:
+            self._fail(uncancelled(raised), file)
         except BaseException as broken:  # noqa: BLE001 - the code of a user may raise anything, SystemExit too
-            self.messages.put_nowait({"failed": _described(broken, file), "state": self.state})
+            self._fail(broken, file)
+        finally:
+            await tasks.end()
+
+    def _fail(self, broken: BaseException, file: str) -> None:
+        self.messages.put_nowait({"failed": _described(broken, file), "state": self.state})
 
     async def ask(self, name: str, asked: Asked, *, purpose: str) -> str:
         """Asks another model, through the sampler."""
@@ -150,6 +162,10 @@ class Environment:
 
     def __init__(self, file: str, name: str) -> None:
         user_files.load(Path(file), MODULE, first=True)
+        user_tasks.install()
+        self._guards = contextlib.ExitStack()
+        self._guards.enter_context(LoopWatch(_report))
+        self._guards.enter_context(no_exit())
         self._file = file
         self._environment = next(each for each in declared() if each.name == name)
         self._activities: dict[str, Activity] = {}
@@ -214,4 +230,13 @@ async def _lived(function: Any, mine: Conversation) -> None:
 def _described(broken: BaseException, file: str) -> str:
     own = [frame.lineno for frame in traceback.extract_tb(broken.__traceback__) if frame.filename == file]
     place = f" ({Path(file).name}, line {own[-1]})" if own else ""
-    return f"{type(broken).__name__}: {' '.join(str(broken).split())}".rstrip(": ") + place
+    message = " ".join(str(broken).split())
+    if isinstance(broken, UserExitError | BlockedError | UncancelledError):
+        return message + place
+    return f"{type(broken).__name__}: {message}".rstrip(": ") + place
+
+
+def _report(late: Late) -> None:
+    """For the log of the sampler."""
+    ended = " and was interrupted" if late.interrupted else ""
+    print(f"it held up all its episodes for {late.seconds:.1f} s{ended} ({late.place})", file=sys.stderr)

@@ -22,6 +22,7 @@ from agentrl.chat.template import Template
 from agentrl.chat.tool_call_parsers import Call, Parsed
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment
+from agentrl.environments.user_places import Place
 from agentrl.images.processing import ImageError
 from agentrl.policies.context_strategies import Segment
 from agentrl.policies.outcomes import Outcome
@@ -35,7 +36,6 @@ from agentrl.rollout.model_calls import ModelCalls, Wanted
 from agentrl.rollout.other_models import EpisodeModels
 from agentrl.rollout.shown_images import EpisodeImages
 from agentrl.rollout.tool_calls import ToolCalls
-from agentrl.rollout.user_places import Place
 from agentrl.store.documents import ParsedCall, Task
 from agentrl.toolservers.user_names import SET_UP, SETUP_TOOL, STATE_TOOL
 
@@ -268,12 +268,13 @@ class Episode:
                 return results
             return await tool_summaries.of_results(self.others, self.task.query, calls, results)
 
-    async def call_hidden(self, tool: str, arguments: dict[str, Any] | None = None) -> None:
+    async def call_hidden(self, tool: str, arguments: dict[str, Any] | None = None) -> list[str]:
         """Calls a hidden tool of each server that has it, after a turn of the agent itself. No model wrote the call."""
         calls = [Call(name, arguments or {}) for name in self._hidden(tool)]
-        if calls:
-            with self._calling():
-                await self._tools.run(await self._turn_with_state(MAIN), calls, hidden=True)
+        if not calls:
+            return []
+        with self._calling():
+            return await self._tools.run(await self._turn_with_state(MAIN), calls, hidden=True)
 
     async def _turn_with_state(self, branch: str) -> int:
         """The turn of the branch. Before it returns, the tools have made their state."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
+from agentrl.environments.user_tasks import FATAL, UserTasks, uncancelled
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Blame, Outcome, tool_call_within_s
 from agentrl.policies.sampling_rule import SamplingRule
@@ -27,7 +28,6 @@ from agentrl.rollout.service_directory import ServiceDirectory
 from agentrl.rollout.shown_images import EpisodeImages, ShownImages
 from agentrl.rollout.tool_calls import ToolCalls
 from agentrl.rollout.user_code_faults import described, shown
-from agentrl.rollout.user_tasks import FATAL, UserTasks
 from agentrl.store.documents import Task
 
 log = logging.getLogger("sampler")
@@ -116,8 +116,10 @@ async def act(
                 outcome = await loop.run(episode)
     except EndedError as ended:
         return ended
-    except (EpisodeExit, asyncio.CancelledError):
+    except EpisodeExit:
         raise
+    except asyncio.CancelledError as raised:
+        return _loop_failed(episode, uncancelled(raised))
     except BaseExceptionGroup as several:
         # The loop had tasks of its own: the first error is the reason.
         if isinstance(exit_ := _first_exit(several), EndedError):

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from agentrl.environments.rubric import Score
+from agentrl.environments.user_tasks import FATAL, UserTasks, uncancelled
 from agentrl.errors import DiskError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.group_closing import GroupRule
@@ -32,7 +33,6 @@ from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.rescorer import Rescorer
 from agentrl.rollout.scorers import SCORE_WITHIN_S, UnscoredError, as_score
 from agentrl.rollout.user_code_faults import UserCodeFaults, described, scoring_of
-from agentrl.rollout.user_tasks import FATAL, UserTasks
 from agentrl.store import calls, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
@@ -101,6 +101,9 @@ async def judged(
         raise UnscoredError(f"`evaluate_record` of {task.agent_name} {why}.") from late
     except UnknownNameError as unknown:
         raise UnscoredError(str(unknown)) from unknown
+    except asyncio.CancelledError as raised:
+        wrong = uncancelled(raised)
+        raise UnscoredError(f"`evaluate_record` of {task.agent_name} failed: {described(wrong)}.") from wrong
     except (Exception, *FATAL) as broken:
         log.exception("the agent loop %s cannot score an answer to %s", task.agent_name, task.id)
         raise UnscoredError(f"`evaluate_record` of {task.agent_name} failed: {described(broken)}.") from broken

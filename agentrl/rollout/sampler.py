@@ -17,16 +17,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from agentrl.environments import user_tasks
+from agentrl.environments.user_code_guard import LoopWatch, no_exit
 from agentrl.errors import DiskError
 from agentrl.http import kept_traces
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import RecordStatus
-from agentrl.rollout import agent_loops, single_turn, tool_agent, user_tasks
+from agentrl.rollout import agent_loops, single_turn, tool_agent
 from agentrl.rollout.attempt import Attempt, SamplerContext
 from agentrl.rollout.episode_errors import EpisodeExit
 from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.user_code_faults import UserCodeFaults, scoring_of
-from agentrl.rollout.user_code_guard import LoopWatch, no_exit
 from agentrl.store import cancellations, claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import StoreError

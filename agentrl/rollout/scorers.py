@@ -19,10 +19,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 from agentrl.environments.other_models import OtherModelError
 from agentrl.environments.rubric import Score
+from agentrl.environments.user_tasks import FATAL, uncancelled
 from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
 from agentrl.rollout.math_judge import MathJudge, NoVerdictError
 from agentrl.rollout.user_code_faults import described
-from agentrl.rollout.user_tasks import FATAL
 from agentrl.store.documents import Task
 
 log = logging.getLogger("scorer")
@@ -32,6 +32,9 @@ Scorer = Callable[[str, str, Task], Awaitable[float | Score] | float | Score]
 """Arguments: answer, truth, task. The score is between 0 and 1 unless the task means otherwise. A scorer that waits for
 something is `async`."""
 SCORE_WITHIN_S = 180.0
+MOST_PARTS = 1_000
+LONGEST_NAME = 200
+"""Characters of the name of a part."""
 
 _registry: dict[str, Scorer] = {}
 
@@ -71,12 +74,20 @@ def scorer_named(name: str) -> Scorer:
 
 
 def as_score(returned: object) -> Score:
-    """What code of users returned, with its numbers as numbers. Raises what `float` raises."""
+    """What code of users returned, with its numbers as numbers. Raises what `float` raises, and ValueError for more
+    parts than a record can have."""
     if isinstance(returned, Score):
-        parts = {str(name): float(part) for name, part in returned.parts.items()}
+        if len(returned.parts) > MOST_PARTS:
+            raise ValueError(f"a score of {len(returned.parts)} parts; it may have {MOST_PARTS}")
+        parts = {_name(name): float(part) for name, part in returned.parts.items()}
         return Score(float(returned.value), parts, tuple(map(float, returned.turns)))
     value: Any = returned
     return Score(float(value))
+
+
+def _name(part: object) -> str:
+    """As files and the store can have it."""
+    return str(part)[:LONGEST_NAME].encode(errors="replace").decode()
 
 
 async def score(name: str, answer: str | None, task: Task) -> float | Score:
@@ -106,6 +117,9 @@ async def _scored(name: str, answer: str, task: Task) -> float | Score:
         raise
     except UnknownNameError as unknown:
         raise UnscoredError(str(unknown)) from unknown
+    except asyncio.CancelledError as raised:
+        wrong = uncancelled(raised)
+        raise UnscoredError(f"The scorer {name} failed: {described(wrong)}.") from wrong
     except (Exception, *FATAL) as broken:
         # The boundary to code of users: an exception means that the scorer cannot decide.
         log.exception("the scorer %s failed on an answer to %s", name, task.id)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from agentrl.config.file_checks import problem_of_code
 from agentrl.config.run import RunConfig
+from agentrl.environments import user_places
 from agentrl.errors import ConfigError, UnknownNameError
-from agentrl.rollout import agent_loops, judges, scorers, user_places, watchers
+from agentrl.rollout import agent_loops, judges, scorers, watchers
 from agentrl.rollout.adapted_environments import register_adapted
 from agentrl.rollout.declared_environments import register_declared
 from agentrl.rollout.environments_elsewhere import register_elsewhere

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from agentrl.environments import user_places
+from agentrl.environments.user_code_guard import Late
+from agentrl.environments.user_places import Place
+from agentrl.environments.user_tasks import BlockedError, UncancelledError, UserExitError
 from agentrl.formatting.amounts import counted
-from agentrl.rollout import user_places
-from agentrl.rollout.user_code_guard import Late
-from agentrl.rollout.user_places import Place
-from agentrl.rollout.user_tasks import BlockedError, UserExitError
+from agentrl.toolservers.shortening import one_line
 
 IN_A_ROW = 3
 MOST_CHARS = 1_000
@@ -30,7 +31,7 @@ def described(broken: BaseException) -> str:
         broken = broken.exceptions[0]
     message = shown(" ".join(str(broken).split()))
     what = f"{type(broken).__name__}: {message}" if message else type(broken).__name__
-    if isinstance(broken, UserExitError | BlockedError):
+    if isinstance(broken, UserExitError | BlockedError | UncancelledError):
         what = message
     place = user_places.of_traceback(broken.__traceback__)
     return f"{what} ({place})" if place else what
@@ -39,8 +40,7 @@ def described(broken: BaseException) -> str:
 def shown(text: str) -> str:
     """A text of a user's code or of a model on one line, without characters that a terminal or a store would
     interpret."""
-    cut = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+    return one_line(text, MOST_CHARS)
 
 
 def scoring_of(agent: str) -> str:

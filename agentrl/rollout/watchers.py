@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from agentrl.environments.rubric import Score
+from agentrl.environments.user_tasks import FATAL
 from agentrl.rollout import scorers
-from agentrl.rollout.user_tasks import FATAL
 from agentrl.store.documents import Task
 
 log = logging.getLogger("scorer")

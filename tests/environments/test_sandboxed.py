@@ -68,7 +68,7 @@ ATTACKS = {
     "fills": lambda row: tried(lambda: fill("/tmp")),
     "bombs": lambda row: bomb(),
     "fetches": lambda row: [fetched(url) for url in row["urls"]],
-    "exits": lambda row: os._exit(3),
+    "dies": lambda row: os.kill(os.getpid(), signal.SIGKILL),
     "crashes": lambda row: ctypes.string_at(0),
     "lies": lambda row: [tried(lambda: os.write(number, b'{"id": 10000}\\n')) for number in range(3, 12)],
     "spins": lambda row: [None for _ in iter(int, 1)],
@@ -176,7 +176,7 @@ async def test_an_environment_that_ends_its_process_costs_only_its_own_episodes(
     confined = dataclasses.replace(program.confined, sandbox=tool_sandbox.required("process"))
     calm = FileProgram(str(project / "calm.py"), "mine", OWN_PYTHON, confined)
     ends = {
-        "exits": "its program ended with 3",
+        "dies": "its program was ended by SIGKILL",
         "crashes": "its program was ended by SIGSEGV",
         "lies": "an answer of its program cannot be read: it answers 10000",
         "spins": "it holds up its own process for 2 s",

@@ -17,8 +17,10 @@ from agentrl.config import data_plane as data
 from agentrl.config import file_checks
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
+from agentrl.environments import user_code_guard
+from agentrl.environments.rubric import Score
 from agentrl.errors import ConfigError
-from agentrl.rollout import sampler, user_code, user_code_faults, user_code_guard
+from agentrl.rollout import sampler, scorers, user_code, user_code_faults
 from agentrl.rollout.agent_loops import loop_named
 from agentrl.rollout.user_code_faults import IN_A_ROW, UNTRIED_S, UserCodeFaults
 from tests.rollout.conftest import Stage
@@ -215,6 +217,44 @@ async def test_code_that_always_fails_is_reported_with_its_exception(stage: Stag
     }
 
 
+CANCELS = """
+import asyncio
+from pathlib import Path
+from agentrl.rollout.scorers import register_scorer
+
+@register_scorer("cancels")
+async def cancels(answer, truth, task):
+    if not Path(__file__).with_name("mended").exists():
+        raise asyncio.CancelledError
+    return 1.0
+"""
+
+
+async def test_a_scorer_that_raises_cancelled_error_is_called_again_like_any_that_fails(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "RESCORE_EVERY_S", 0.1)
+    stage.config = configured(tmp_path, CANCELS, agent="single_turn_agent", scorer="cancels")
+    user_code.load(stage.config)
+    await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.task("any", n=1, agent_name="single_turn_agent", scorer="cancels")
+    why = "The scorer cancels failed: it raised CancelledError although nothing cancelled it (agents.py, line 9)."
+    async with stage.sampler():
+        record = await stage.one()
+        assert (record.status, record.error) == ("unscored", why)
+        await aeventually(lambda: stage.faults.get("scorer cancels") == why, what="it is called again and again")
+        (tmp_path / "mended").touch()
+        await aeventually(lambda: stage.faults["scorer cancels"] == "", what="it works")
+    assert (await stage.one()).score == 1.0
+
+
+def test_parts_of_a_score_can_be_written_and_are_few() -> None:
+    (name,) = scorers.as_score(Score(1.0, {"\ud800" + 5_000 * "x": 1.0})).parts
+    assert name.encode() == b"?" + (scorers.LONGEST_NAME - 1) * b"x"
+    with pytest.raises(ValueError, match="a score of 1001 parts; it may have 1000"):
+        scorers.as_score(Score(1.0, dict.fromkeys(map(str, range(1001)), 1.0)))
+
+
 SLOW = """
 import asyncio
 from pathlib import Path
@@ -343,6 +383,12 @@ async def leaks():
 async def fine():
     await asyncio.sleep(0.1)
     return Outcome.ANSWERED
+
+@bad
+async def cancels():
+    task = asyncio.create_task(asyncio.sleep(1000))
+    task.cancel()
+    await task
 """
 
 
@@ -353,7 +399,7 @@ async def test_no_code_of_a_user_stops_the_episodes_of_others(
     stage.config = configured(tmp_path, HOSTILE, agent="fine", scorer="exact")
     user_code.load(stage.config)
     await stage.engine(lambda prompt: "<answer>3</answer>")
-    agents = ("endless", "exits", "leaves", "leaves_in_a_task", "wrong", "leaks", "fine")
+    agents = ("endless", "exits", "leaves", "leaves_in_a_task", "wrong", "leaks", "fine", "cancels")
     tasks = {(await stage.task(agent, n=2, agent_name=agent, scorer="exact")).id: agent for agent in agents}
     async with stage.sampler() as sampler:
         records = await stage.ended(count=2 * len(agents))
@@ -366,6 +412,7 @@ async def test_no_code_of_a_user_stops_the_episodes_of_others(
         ("leaves", "loop_failed", "SystemExit: 3 (agents.py, line 23)"),
         ("leaves_in_a_task", "loop_failed", "it raised SystemExit (agents.py, line 27)"),
         ("wrong", "loop_failed", "`run` returned 7, and must return an Outcome"),
+        ("cancels", "loop_failed", "it raised CancelledError although nothing cancelled it (agents.py, line 50)"),
         ("leaks", "answered", ""),
         ("fine", "answered", ""),
     }

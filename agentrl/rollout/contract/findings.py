@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.environments.user_places import Place
 from agentrl.rollout.user_code_faults import shown
-from agentrl.rollout.user_places import Place
 
 Level = Literal["fault", "note"]
 

@@ -16,11 +16,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from agentrl.chat.tool_specs import ToolSpec
+from agentrl.environments import user_places
 from agentrl.environments.environment import Environment
 from agentrl.environments.other_models import OtherModelError
 from agentrl.environments.rubric import NoNumberError, Score
+from agentrl.environments.user_code_guard import Late
+from agentrl.environments.user_places import Place
+from agentrl.environments.user_tasks import BlockedError, UserExitError
 from agentrl.policies.outcomes import Outcome
-from agentrl.rollout import trial, user_places
+from agentrl.rollout import trial
 from agentrl.rollout.contract import leaks, script
 from agentrl.rollout.contract.findings import Findings
 from agentrl.rollout.contract.scripted_model import ScriptedModel
@@ -30,9 +34,6 @@ from agentrl.rollout.episode_run import EpisodeSettings, Surroundings
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.trial import Acted
 from agentrl.rollout.user_code_faults import described
-from agentrl.rollout.user_code_guard import Late
-from agentrl.rollout.user_places import Place
-from agentrl.rollout.user_tasks import BlockedError, UserExitError
 from agentrl.store.documents import Task
 from agentrl.toolbox.api_messages import ToolInfo
 from agentrl.toolbox.client import ToolboxClient

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from agentrl.rollout import user_places
-from agentrl.rollout.user_places import Place
+from agentrl.environments import user_places
+from agentrl.environments.user_places import Place
 
 _EVENTS = {
     "open": "leaks-files",

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.environments.user_places import Place
 from agentrl.policies.example_arguments import arguments_for
 from agentrl.policies.replay_verdicts import ToolEffect, effect_of, merged_effects
 from agentrl.rollout.contract.findings import Findings
-from agentrl.rollout.user_places import Place
 from agentrl.toolbox.api_messages import CallAnswer, ToolboxError, ToolInfo
 from agentrl.toolbox.client import ToolboxClient
 from agentrl.toolservers.user_names import END_TOOL, NO_JSON, SETUP_TOOL

@@ -22,9 +22,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from agentrl.rollout import user_places
-from agentrl.rollout.user_places import Place
-from agentrl.rollout.user_tasks import BlockedError, UserExitError
+from agentrl.environments import user_places
+from agentrl.environments.user_places import Place
+from agentrl.environments.user_tasks import BlockedError, UserExitError
 
 BLOCKED_AT_MOST_S = 10.0
 """After this time the code is interrupted."""

@@ -3,6 +3,7 @@
 Invariants:
 - None of them outlives its episode, however it ended.
 - What would end the event loop (`SystemExit`, `KeyboardInterrupt`) ends only the task that raised it.
+- A CancelledError that nothing caused is an error of the code that raised it, and not the end of what runs it.
 - A task that agentrl or a library begins for its own use is left alone: several episodes may share it.
 """
 
@@ -15,8 +16,8 @@ from collections.abc import Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from agentrl.rollout import user_places
-from agentrl.rollout.user_places import Place
+from agentrl.environments import user_places
+from agentrl.environments.user_places import Place
 
 ENDS_WITHIN_S = 2.0
 """A cancelled task that has not ended after this time is abandoned."""
@@ -26,12 +27,26 @@ class UserExitError(Exception):
     """Code of a user tried to end the process that runs it."""
 
 
+class UncancelledError(Exception):
+    """Code of a user raised CancelledError although nothing cancelled it."""
+
+
 class BlockedError(BaseException):
     """Code of a user blocked the event loop. No `except Exception` of that code can take it for its own."""
 
 
 FATAL = (SystemExit, KeyboardInterrupt, BlockedError)
 """What code of a user may raise besides `Exception`; it ends one episode, or leaves it unscored."""
+
+
+def uncancelled(raised: asyncio.CancelledError) -> UncancelledError:
+    """The error of code that awaited, for example, a task that it had cancelled itself. Raises what is given if it
+    cancels the task that runs here."""
+    mine = asyncio.current_task()
+    if mine is not None and mine.cancelling():
+        raise raised
+    wrong = UncancelledError("it raised CancelledError although nothing cancelled it")
+    return wrong.with_traceback(raised.__traceback__)
 
 
 class UserTasks:
