@@ -4,6 +4,7 @@ Invariants:
 - An environment is asked once for each combination of its arguments and the version of its package; each has its own
   file.
 - A file is complete or does not exist.
+- A program that ends, hangs or writes anything, also without end, becomes one sentence.
 - The description that a program gives sets only the keys of `DESCRIBED`: the program may be a stranger's, in a sandbox.
 """
 
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.adapters.player import OWN_PYTHON, Player, PlayerError, environment_variables
+from agentrl.adapters.player import LONGEST_ERROR, OWN_PYTHON, Player, PlayerError, environment_variables
+from agentrl.adapters.program_output import TooMuchError, output_of
+from agentrl.toolservers.shortening import one_line
 
 WITHIN_S = 300.0
 """This long, because a package may load a dataset."""
@@ -65,31 +68,37 @@ def _key(player: Player) -> str:
 def _asked(player: Player, command: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     asked = b'{"id": 1, "do": "describe"}\n{"id": 2, "do": "rows"}\n'
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, timeout=WITHIN_S, env=environment_variables())
+        done = output_of(command, asked=asked, within_s=WITHIN_S, env=environment_variables())
+    except TooMuchError as much:
+        raise _error(player, str(much)) from None
     except subprocess.TimeoutExpired:
         raise player.error(f"its tasks were not there within {WITHIN_S:g} s") from None
     except OSError as refused:
         raise PlayerError(f"{player.source}: {player.python} does not start: {refused.strerror}.") from None
     answers = {}
-    for answer in _answers(player, done.stdout):
+    for answer in _answers(player, done.written):
         if "refused" in answer:
-            raise PlayerError(str(answer["refused"]), hint=str(answer.get("hint", "")))
+            refusal, hint = (one_line(str(answer.get(key, "")), LONGEST_ERROR) for key in ("refused", "hint"))
+            raise PlayerError(refusal, hint=hint)
         if "error" in answer:
-            raise player.error(str(answer["error"]))
+            raise _error(player, str(answer["error"]))
         answers[str(answer.get("id"))] = answer.get("ok")
     described, rows = answers.get("1"), answers.get("2")
     if not isinstance(described, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise player.error(f"its program ended with {done.returncode}: {last}")
+        raise _error(player, f"its program ended with {done.status}: {done.last_line}")
     return described, rows
+
+
+def _error(player: Player, what: str) -> PlayerError:
+    return player.error(one_line(what, LONGEST_ERROR))
 
 
 def _answers(player: Player, output: bytes) -> list[dict[str, Any]]:
     """Checks each answer, because the package runs beside our program and may write anything."""
     try:
         found = [json.loads(line) for line in output.splitlines()]
-    except ValueError as wrong:
-        raise player.error(f"an answer of its program cannot be read: {wrong}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise _error(player, f"an answer of its program cannot be read: {wrong}") from None
     if not all(isinstance(answer, dict) for answer in found):
         raise player.error("an answer of its program cannot be read")
     return found

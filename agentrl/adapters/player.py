@@ -20,6 +20,8 @@ OWN_PYTHON = "{python}"
 _MARKS = ("AGENTRL_HOST", "AGENTRL_INCARNATION")
 """`down` finds every process of a run by these variables. They grant no rights."""
 LONGEST_LINE = 64 * 2**20
+LONGEST_ERROR = 1_000
+"""Characters of what a program says of a failure."""
 
 
 class PlayerError(AgentrlError):

@@ -2,10 +2,12 @@
 
 Invariants:
 - It starts at the first request, and starts again at the first request after it died. Requests that were open when it
-  died fail.
-- However it ends, each request gets an answer or an error. A process whose event loop is blocked is ended.
+  died fail. A start continues if the request that began it is cancelled.
+- However it ends, each request gets an answer or an error. A process whose event loop is blocked is ended, and so is
+  one whose threads are held by requests for which nothing waits any more.
 - What it prints goes to the log of the sampler and nowhere else. A line on its answer channel that is no valid answer
   ends it.
+- What it says of a failure becomes one line of bounded length.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from asyncio.subprocess import Process
 from typing import Any, Protocol
 
 from agentrl import process_start
-from agentrl.adapters.player import LONGEST_LINE, PlayerError
+from agentrl.adapters.player import LONGEST_ERROR, LONGEST_LINE, PlayerError
+from agentrl.toolservers.shortening import one_line
 
 log = logging.getLogger("environment")
 START_WITHIN_S = 300.0
@@ -35,6 +38,10 @@ LOGGED_PER_S = 100
 """The most lines that are logged in a second; further ones are only counted."""
 STANDS_STILL_S = 20.0
 """A process with open requests is ended after this time without a sign of life."""
+LEFT_AT_MOST_S = 60.0
+MOST_LEFT = 16
+"""So many requests without an answer, for which nothing has waited for LEFT_AT_MOST_S, end the process: each may hold
+one of its threads for ever."""
 
 
 class Start(process_start.Start, Protocol):
@@ -68,24 +75,25 @@ class PlayerProcess:
         self._player = player
         self._process: Process | None = None
         self._readers: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None
         self._ready = False
         """Whether it has imported the package."""
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._asked: set[int] = set()
         """Requests without an answer, including those for which nothing waits any more."""
+        self._left: dict[int, float] = {}
+        """Of these, the ones for which nothing waits any more, with the time since when."""
         self._last_line = ""
         """The last line that the package printed."""
         self._logged_in, self._logged = 0, 0
         self._fault = ""
-        """Why this side killed it; empty if it did not."""
+        """Why it has ended or is being ended; empty while it lives."""
 
     async def ask(self, do: str, **fields: Any) -> Any:
         """Sends a request, starting the process if necessary, and returns its answer. Raises PlayerError."""
-        async with self._starting:
-            if not self._ready or self._readers is None or self._readers.done():
-                await self._start()
+        if not self._lives:
+            await self._start_once()
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -96,7 +104,9 @@ class PlayerProcess:
                 await self._process.stdin.drain()
             return await answer
         finally:
-            self._waiting.pop(number, None)
+            del self._waiting[number]
+            if number in self._asked:
+                self._left[number] = time.monotonic()
 
     def send(self, do: str, **fields: Any) -> None:
         """Sends a request whose answer is not needed. Does nothing if the process has ended."""
@@ -109,7 +119,17 @@ class PlayerProcess:
         self._asked.add(number)
         self._process.stdin.write(json.dumps({"id": number, "do": do, **fields}, default=str).encode() + b"\n")
 
+    @property
+    def _lives(self) -> bool:
+        return self._ready and self._readers is not None and not self._readers.done()
+
     async def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await self._close()
+
+    async def _close(self) -> None:
         process, readers = self._process, self._readers
         if process is None or readers is None:
             return
@@ -123,29 +143,41 @@ class PlayerProcess:
         await readers
         self._process = self._readers = None
 
+    async def _start_once(self) -> None:
+        """One start for all requests that need it."""
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start(), name=f"start of {self._player.source}")
+            self._starting.add_done_callback(lambda start: start.cancelled() or start.exception())
+        await asyncio.shield(self._starting)
+        if not self._lives:
+            raise self._error(self._fault)
+
     async def _start(self) -> None:
-        await self.close()
+        await self._close()
         start = self._player.start()
-        self._process = await self._started(start)
         self._ready, self._last_line, self._fault = False, "", ""
-        self._asked = {0}
+        try:
+            self._process = await process_start.started(
+                start, limit=LONGEST_LINE, remove=lambda: start.ended(-signal.SIGKILL)
+            )
+        except (OSError, ValueError) as wrong:
+            why = wrong.strerror if isinstance(wrong, OSError) else wrong
+            raise self._error(f"{self._player.python} does not start: {why}") from None
+        self._asked, self._left = {0}, {}
         begun = self._waiting[0] = asyncio.get_running_loop().create_future()
         self._readers = asyncio.create_task(self._read(self._process, start), name=f"environment {self._player.source}")
         try:
             async with asyncio.timeout(START_WITHIN_S):
                 await begun
         except TimeoutError:
-            raise self._player.error(f"its program did not start within {START_WITHIN_S:g} s") from None
+            _kill(self._process)
+            raise self._error(f"its program did not start within {START_WITHIN_S:g} s") from None
         finally:
-            self._waiting.pop(0, None)
+            del self._waiting[0]
         self._ready = True
 
-    async def _started(self, start: Start) -> Process:
-        try:
-            return await process_start.started(start, limit=LONGEST_LINE, remove=lambda: start.ended(-signal.SIGKILL))
-        except (OSError, ValueError) as wrong:
-            why = wrong.strerror if isinstance(wrong, OSError) else wrong
-            raise self._player.error(f"{self._player.python} does not start: {why}") from None
+    def _error(self, what: str) -> PlayerError:
+        return self._player.error(one_line(what, LONGEST_ERROR))
 
     async def _read(self, process: Process, start: Start) -> None:
         """Reads the output of the process until it ends; then fails the requests that still wait for an answer."""
@@ -163,22 +195,27 @@ class PlayerProcess:
         for reader in readers:
             reader.cancel()
         how = await start.ended(code)
-        why = self._fault or (f"{how}: {self._last_line}" if self._last_line else how)
+        self._fault = self._fault or (f"{how}: {self._last_line}" if self._last_line else how)
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(self._player.error(why))
+                waiting.set_exception(self._error(self._fault))
 
     async def _watch(self, process: Process) -> None:
-        """Ends the process if it has open requests and its event loop is blocked."""
+        """Ends the process if it has open requests and its event loop is blocked, or if its threads are held."""
         while True:
             await asyncio.sleep(STANDS_STILL_S / 2)
+            late = time.monotonic() - LEFT_AT_MOST_S
+            if (held := sum(since < late for since in self._left.values())) >= MOST_LEFT:
+                what = f"the code of {held} episodes that have ended goes on and holds its threads"
+                self._end(process, f"{what}, so its process was ended")
+                return
             if not self._ready or not self._waiting:
                 continue
             number = next(self._numbers)
             alive = self._waiting[number] = asyncio.get_running_loop().create_future()
             try:
                 self._write(number, "alive", {})
-                async with asyncio.timeout(STANDS_STILL_S / 2):
+                async with asyncio.timeout(STANDS_STILL_S):
                     await alive
             except TimeoutError:
                 self._end(process, f"it holds up its own process for {STANDS_STILL_S:g} s, which was ended")
@@ -194,20 +231,26 @@ class PlayerProcess:
         try:
             while line := await answers.readline():
                 self._take(json.loads(line))
-        except (ValueError, TypeError, LookupError, RecursionError) as wrong:  # The line is too long or no answer.
-            log.error("%s: an answer of its program cannot be read: %s", self._player.source, wrong)
-            self._end(process, f"an answer of its program cannot be read: {wrong}")
+            async with asyncio.timeout(ENDS_WITHIN_S):
+                await _exit_code(process)
+        except TimeoutError:
+            self._end(process, "it closed its output, so that it can answer nothing")
+        except (ValueError, TypeError, LookupError, RecursionError) as wrong:  # It is no answer, or too long.
+            what = f"an answer of its program cannot be read: {one_line(str(wrong), LONGEST_ERROR)}"
+            log.error("%s: %s", self._player.source, what)
+            self._end(process, what)
 
     def _take(self, answer: dict[str, Any]) -> None:
         if answer["id"] not in self._asked:
             # A process could keep its sampler busy with answers that no request asked for.
             raise ValueError(f"it answers {answer['id']!r}, which was not asked")
         self._asked.remove(answer["id"])
+        self._left.pop(answer["id"], None)
         waiting = self._waiting.get(answer["id"])
         if waiting is None or waiting.done():
             return
         if "error" in answer:
-            waiting.set_exception(self._player.error(str(answer["error"])))
+            waiting.set_exception(self._error(str(answer["error"])))
         else:
             waiting.set_result(answer["ok"])
 

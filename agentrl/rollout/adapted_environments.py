@@ -60,6 +60,10 @@ def _loop_of(name: str, config: RunConfig) -> type[AgentLoop]:
     class AdaptedLoop(ToolAgent):
         resumable = player.source.facts.resumable
 
+        @classmethod
+        async def prepare(cls) -> None:
+            await _process_of(program).ask("alive")
+
         async def run(self, episode: Episode) -> Outcome:
             process, key = _process_of(program), uuid.uuid4().hex
             try:
@@ -68,8 +72,10 @@ def _loop_of(name: str, config: RunConfig) -> type[AgentLoop]:
                 reply = await conversation.chat()
                 while True:
                     following = await process.ask("answer", episode=key, text=reply.text)
-                    if following.get("done"):
+                    if isinstance(following, dict) and following.get("done"):
                         return self.ending(reply.text, episode.task)
+                    if not isinstance(following, dict) or not isinstance(following.get("message"), str):
+                        raise program.error(f"it answers a turn with {following!r:.200}, which is no message")
                     reply = await conversation.chat(following["message"])
             finally:
                 process.send("end", episode=key)

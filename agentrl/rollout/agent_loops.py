@@ -40,6 +40,10 @@ class AgentLoop(abc.ABC):
     async def run(self, episode: Episode) -> Outcome:
         """Act until the end, and return the outcome: a result of the policy, or a limit."""
 
+    @classmethod  # noqa: B027 - most loops start nothing
+    async def prepare(cls) -> None:
+        """Starts what the first episode would start. It may take long, and an episode has little time."""
+
     def answer(self, texts: Sequence[str], task: Task) -> str | None:
         """Extract the answer from what the model wrote in each turn."""
         return answer_extraction.extract(task.answer_schema, texts[-1]) if texts else None

@@ -8,6 +8,8 @@ Invariants:
 - The file is never imported here: it may need packages that agentrl does not have, or not be trusted.
 - If a required sandbox is not available on this host, the environment is refused before an episode begins.
 - A process that dies fails its episodes with a sentence, and the next episode starts it again.
+- What such a process says is checked before it is used, and what it asks for at the same time is bounded.
+- An activity that has ended asks for nothing: what its code still waits for is cancelled.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentrl.adapters.player import OWN_PYTHON, PlainStart, PlayerError
 from agentrl.adapters.player_process import PlayerProcess, Start
@@ -46,6 +48,8 @@ from agentrl.rollout.tool_agent import ToolAgent
 from agentrl.toolservers.user_names import Image
 
 ACTIVITIES = "agentrl.environments.activities"
+MOST_WANTS = 1_000
+"""What one activity may ask for at the same time."""
 Serve = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
@@ -87,6 +91,10 @@ def register_elsewhere(config: RunConfig) -> None:
 def _loop_of(name: str, program: FileProgram, *, resumable: bool) -> type[AgentLoop]:
 
     class ElsewhereLoop(ToolAgent):
+        @classmethod
+        async def prepare(cls) -> None:
+            await _process_of(program).ask("alive")
+
         async def run(self, episode: Episode) -> Outcome:
             served = _ServedEpisode(episode, super().run)
             given = {"query": served.main.query, "row": dict(served.main.row), "tools": list(served.main.tools)}
@@ -99,7 +107,8 @@ def _loop_of(name: str, program: FileProgram, *, resumable: bool) -> type[AgentL
             served.keep(ended.state)
             await keep_state(episode, served.main)
             returned = ended.returned
-            return self.ending(episode.last_text, episode.task) if returned is None else Outcome(returned)
+            # What is no outcome is said as it is of an agent that runs here.
+            return self.ending(episode.last_text, episode.task) if returned is None else cast(Outcome, returned)
 
         async def evaluate_record(self, episode: EndedEpisode) -> float | Score:  # type: ignore[override]
             answer = self.answer(episode.own_texts, episode.task)
@@ -189,13 +198,33 @@ async def activity(program: FileProgram, kind: str, given: dict[str, Any], serve
     try:
         await process.ask("begin", activity=key, kind=kind, given=given)
         async with _first_error(), asyncio.TaskGroup() as tasks:
-            while "want" in (message := await process.ask("next", activity=key)):
-                tasks.create_task(_give(process, key, message, serve), name=f"{kind} {message['want']} of {key}")
+            giving: set[asyncio.Task[None]] = set()
+            while "want" in (message := _checked(program, await process.ask("next", activity=key))):
+                if len(giving) >= MOST_WANTS:
+                    raise program.error(f"it asks for more than {MOST_WANTS} things at the same time")
+                name = f"{kind} {message['want']} of {key}"
+                giving.add(task := tasks.create_task(_give(process, key, message, serve), name=name))
+                task.add_done_callback(giving.discard)
+            for task in giving:
+                task.cancel()
         if "failed" in message:
             raise program.error(message["failed"])
         return Ended(message["done"], message["state"])
     finally:
         process.send("end", activity=key)
+
+
+def _checked(program: FileProgram, message: Any) -> dict[str, Any]:
+    """One that its process may say: what it wants, or how its activity ended."""
+    if isinstance(message, dict) and isinstance(message.get("state"), dict):
+        kinds = {
+            "want": isinstance(message.get("do"), str),
+            "failed": isinstance(message.get("failed"), str),
+            "done": True,
+        }
+        if next((known for key, known in kinds.items() if key in message), False):
+            return message
+    raise program.error(f"its program says what is no message: {message!r:.200}")
 
 
 async def _give(process: PlayerProcess, key: str, want: dict[str, Any], serve: Serve) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 import time
 from typing import Any
 
@@ -14,7 +16,7 @@ class Counting(gymnasium.Env[int, int]):
     """Rewards each action with its number, and prints. Action 2 exits the process; action 3 blocks."""
 
     observation_space = Discrete(100)
-    action_space = Discrete(4)
+    action_space = Discrete(7)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         print("a game begins")
@@ -28,6 +30,12 @@ class Counting(gymnasium.Env[int, int]):
                 os._exit(7)
             case 3:
                 time.sleep(1000)
+            case 4:
+                next(iter(()))
+            case 5:
+                sys.exit(3)
+            case 6:
+                raise asyncio.CancelledError
         print("a step" * 1000)
         return self.steps, float(action), self.steps >= 3, False, {}
 

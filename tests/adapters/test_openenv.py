@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from agentrl.adapters.programs.openenv_server import Environment
+from agentrl.adapters.programs.openenv_server import Environment, RefusedError
+from tests.waiting import aeventually
 
 SCHEMA = {"action": {"properties": {"number": {"type": "integer"}, "metadata": {}}, "required": ["number"]}}
 
@@ -44,7 +45,9 @@ class Guessing:
             while True:
                 message = json.loads(await socket.receive_text())
                 data: dict[str, Any] = message["data"]
-                if message["type"] == "reset":
+                if message["type"] == "reset" and data["seed"] < 0:
+                    await socket.send_json({"type": "error", "data": {"message": "no such seed", "code": "NO_SEED"}})
+                elif message["type"] == "reset":
                     number = data["seed"] % 5
                     await _observe(socket, "guess", 0.0, done=False)
                 elif isinstance(data.get("number"), int):
@@ -100,3 +103,11 @@ async def test_an_episode_has_a_session_of_its_own_and_gives_it_back(server: tup
     }
     second = await waiting
     assert (await second.result())["value"] == 0.0
+
+
+async def test_an_episode_that_cannot_begin_gives_its_session_back(server: tuple[Guessing, str]) -> None:
+    guessing, url = server
+    environment = Environment(url, {}, 1, 0)
+    with pytest.raises(RefusedError, match="no such seed"):
+        await environment.begin({"seed": -1})
+    await aeventually(lambda: guessing.sessions == 0, within_s=10.0, what="the session is free")

@@ -5,6 +5,8 @@ Invariants:
 - Requests are served concurrently. Those of one episode come one after another, except its end, which may come at any
   time.
 - An episode is scored by the same object that played it, or by one that plays the stored texts again.
+- Each request is answered, whatever the package raises.
+- This process and what the package started end with the process that started this one, whatever holds them up.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +32,7 @@ LONGEST_LINE = 64 * 2**20
 THREADS = 32
 ENDS_WITHIN_S = 3.0
 """How long the running work of an environment file may take after the last request."""
+LOOK_EVERY_S = 1.0
 
 
 @dataclass
@@ -97,10 +103,14 @@ class Plays:
                 break
         if play is None:
             play = await _run(self._environment.begin, row)
-        for text in texts[played:]:
-            if not play.done:
-                await _run(play.answer, text)
-        found = await _run(play.result)
+        try:
+            for text in texts[played:]:
+                if not play.done:
+                    await _run(play.answer, text)
+            found = await _run(play.result)
+        except BaseException:
+            await _close(play)
+            raise
         self._keep(_key(row, texts), play)
         return found
 
@@ -122,7 +132,14 @@ async def _run(function: Any, *arguments: Any) -> Any:
     """Calls the function; one that is not async runs in a thread, because it may take long."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(None, _called, function, arguments)
+
+
+def _called(function: Any, arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except StopIteration as ended:  # No future takes it, and what waits for that would wait for ever.
+        raise RuntimeError(f"StopIteration: {ended}".rstrip(": ")) from ended
 
 
 async def _serve(plays: Any, request: dict[str, Any], answers: int) -> None:
@@ -131,8 +148,9 @@ async def _serve(plays: Any, request: dict[str, Any], answers: int) -> None:
         # Any process whose event loop runs can answer `alive`.
         answer = {"id": number, "ok": None if do == "alive" else await getattr(plays, do)(**request)}
         line = json.dumps(answer, default=str)
-    except Exception as broken:  # noqa: BLE001 - the boundary to the package
-        line = json.dumps({"id": number, "error": " ".join(f"{type(broken).__name__}: {broken}".split())})
+    except BaseException as broken:  # noqa: BLE001 - the boundary to the package, which may raise SystemExit, too
+        error = " ".join(f"{type(broken).__name__}: {broken}".split()).rstrip(": ")
+        line = json.dumps({"id": number, "error": error})
     rest = memoryview(line.encode() + b"\n")
     while rest:
         rest = rest[os.write(answers, rest) :]
@@ -165,14 +183,28 @@ async def _main(answers: int, arguments: list[str]) -> None:
         await asyncio.wait(left, timeout=ENDS_WITHIN_S if serves else None)
 
 
+def _end_with(parent: int) -> None:
+    """Code that does not give back control never sees the end of its input."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_EVERY_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
 def main(arguments: list[str]) -> None:
     mine = os.dup(1)
     os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    status = 0
     try:
         asyncio.run(_main(mine, arguments))
+    except BaseException as broken:  # noqa: BLE001 - such as SystemExit in a task that the package began
+        status = 1
+        print(f"{type(broken).__name__}: {broken}".rstrip(": "), file=sys.stderr)
     finally:
         sys.stderr.flush()
-        os._exit(0)  # Exits at once, without waiting for threads of the package.
+        os._exit(status)  # Exits at once, without waiting for threads of the package.
 
 
 if __name__ == "__main__":

@@ -61,7 +61,11 @@ class Environment:
 
     async def begin(self, row: dict[str, Any]) -> Session:
         session = Session(self._url, self._arguments)
-        await session.reset(int(row["seed"]))
+        try:
+            await session.reset(int(row["seed"]))
+        except BaseException:
+            await session.close()  # A server has few of them.
+            raise
         return session
 
 
