@@ -3,7 +3,8 @@
 Invariants:
 - A task that needs an image is refused with the reason, because here its files are put into an empty directory of a
   sandbox.
-- A task, with its digest, follows from its files alone.
+- A task, with its digest, follows from its files alone, and no file outside of its folder is a part of it.
+- A task whose files no session could have is refused before an episode begins.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import base64
 import gzip
 import hashlib
 import io
+import math
+import posixpath
 import re
 import tarfile
 import tomllib
@@ -26,6 +29,7 @@ PRIVATE = (WORKDIR, "/tests", "/logs")
 LARGEST_ARCHIVE = 1 << 20
 """The most bytes of packed files that are put into a session."""
 _COPIES = re.compile(r"(?:COPY|ADD)\s+(?P<from>\S+)\s+(?P<to>\S+)\s*$", re.IGNORECASE)
+_ARCHIVES = re.compile(r".*\.(tar|tgz|tbz2?|txz|tar\.\w+)", re.IGNORECASE)
 _HARMLESS = ("FROM", "WORKDIR", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "SHELL", "EXPOSE", "ARG")
 _BASES = re.compile(r"(?:[\w.-]+(?:/[\w.-]+)*/)?(ubuntu|debian|alpine|busybox|bash|python)(?:[:@].*)?$")
 """Images with a shell and perhaps a Python, which a sandbox has too."""
@@ -69,7 +73,12 @@ def tasks_in(place: Path, *, has_network: bool) -> list[HarborTask]:
     folders = [place] if (place / "task.toml").is_file() else sorted(each.parent for each in place.glob("*/task.toml"))
     if not folders:
         raise PlayerError(f"harbor:{place} has no tasks.", hint="A task is a folder with task.toml and instruction.md.")
-    return [task_at(folder, has_network=has_network) for folder in folders]
+    tasks = [task_at(folder, has_network=has_network) for folder in folders]
+    for task in tasks:
+        # What cannot be packed is refused before an episode begins.
+        task.files()
+        task.tests()
+    return tasks
 
 
 def task_at(folder: Path, *, has_network: bool) -> HarborTask:
@@ -77,6 +86,7 @@ def task_at(folder: Path, *, has_network: bool) -> HarborTask:
         settings = tomllib.loads((folder / "task.toml").read_text())
         instruction = (folder / "instruction.md").read_text().strip()
         script = (folder / "tests" / "test.sh").read_text()
+        copies = _copies(folder)
     except OSError as missing:
         raise PlayerError(f"harbor:{folder} is no whole task: {missing.filename}: {missing.strerror}.") from None
     except tomllib.TOMLDecodeError as wrong:
@@ -86,8 +96,10 @@ def task_at(folder: Path, *, has_network: bool) -> HarborTask:
     for name in ("environment", "verifier", "metadata"):
         if not isinstance(settings.get(name, {}), dict):
             raise PlayerError(f"harbor:{folder / 'task.toml'}: {name} must be a table.")
-    if not isinstance(limit := settings.get("verifier", {}).get("timeout_sec", 0.0), int | float):
-        raise PlayerError(f"harbor:{folder / 'task.toml'}: verifier.timeout_sec must be a number, got {limit!r}.")
+    limit = settings.get("verifier", {}).get("timeout_sec", 1.0)
+    if not isinstance(limit, int | float) or not (math.isfinite(limit) and limit > 0):
+        what = f"verifier.timeout_sec must be a number of seconds, got {limit!r}"
+        raise PlayerError(f"harbor:{folder / 'task.toml'}: {what}.")
     if settings.get("environment", {}).get("docker_image"):
         raise _needs_image(folder, "task.toml names a docker_image")
     if (folder / "environment" / "docker-compose.yaml").exists():
@@ -97,7 +109,7 @@ def task_at(folder: Path, *, has_network: bool) -> HarborTask:
             f"harbor:{folder}: its tests/test.sh calls {wanted[1]}, and its sandbox has no network.",
             hint="Allow it: `tools: {NAME: {sandbox: {network: [HOST, ...]}}}`, or install what it needs beforehand.",
         )
-    return HarborTask(folder, instruction, settings, _copies(folder))
+    return HarborTask(folder, instruction, settings, copies)
 
 
 def _copies(folder: Path) -> tuple[tuple[str, str], ...]:
@@ -125,17 +137,24 @@ def _copies(folder: Path) -> tuple[tuple[str, str], ...]:
 
 def _copy(folder: Path, line: str) -> tuple[str, str]:
     found = _COPIES.fullmatch(line)
-    place = found["to"] if found else ""
-    below = place == WORKDIR or place.startswith((f"{WORKDIR}/", "./")) or not place.startswith("/")
-    if found is None or found["from"].startswith("-") or ".." in Path(found["from"]).parts or not below:
+    if found is None or not _is_copied_below(line, found["from"], found["to"]):
         raise _needs_image(folder, f"its Dockerfile has {line[:80]}")
-    target = place.removeprefix(WORKDIR).lstrip("/") or "."
-    source = folder / "environment" / found["from"]
-    if not source.exists():
+    named = found["from"].lstrip("/")  # As Docker has it, the root of a source is environment/.
+    inside, source = (folder / "environment").resolve(), folder / "environment" / named
+    if not source.exists() or not source.resolve().is_relative_to(inside):
         raise PlayerError(f"harbor:{folder}: its Dockerfile copies {found['from']}, which is not in environment/.")
-    if target.endswith("/") or (target == "." and not source.is_dir()):
+    target = found["to"].removeprefix(WORKDIR).lstrip("/") or "."
+    if not source.is_dir() and (target == "." or target.endswith("/")):
         target = f"{target.rstrip('/')}/{source.name}"
-    return found["from"], target
+    return named or ".", target.rstrip("/")
+
+
+def _is_copied_below(line: str, source: str, place: str) -> bool:
+    """Whether files of the task come below the directory in which commands run, as they are."""
+    below = place == WORKDIR or place.startswith((f"{WORKDIR}/", "./")) or not place.startswith("/")
+    up = ".." in Path(source).parts or ".." in Path(place).parts
+    changed = line.upper().startswith("ADD") and ("://" in source or _ARCHIVES.fullmatch(source))
+    return below and not up and not changed and not source.startswith("-")
 
 
 def _needs_image(folder: Path, why: str) -> PlayerError:
@@ -154,20 +173,35 @@ def _packed(task: HarborTask, files: list[tuple[Path, str]]) -> str:
         tarfile.open(fileobj=packed, mode="w") as archive,
     ):
         for source, place in files:
-            archive.add(source, arcname=place, filter=_plain)
+            is_context = source.resolve() == (task.folder / "environment").resolve()
+            own = posixpath.normpath(f"{place}/Dockerfile") if is_context else ""
+
+            def plain(info: tarfile.TarInfo, own: str = own) -> tarfile.TarInfo | None:
+                # The Dockerfile itself is no file of the task.
+                return None if posixpath.normpath(info.name) == own else _plain(task, info, written.tell())
+
+            archive.add(source, arcname=place, filter=plain)
     if written.tell() > LARGEST_ARCHIVE:
-        raise PlayerError(f"harbor:{task.folder} is too large: {written.tell()} bytes, at most {LARGEST_ARCHIVE}.")
+        raise _too_large(task)
     return base64.b64encode(written.getvalue()).decode()
 
 
-def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leaves out the owner, so that the archive does not depend on who packs it, and the Dockerfile, which is no file
-    of the task."""
-    if Path(info.name).name == "Dockerfile":
-        return None
+def _plain(task: HarborTask, info: tarfile.TarInfo, written: int) -> tarfile.TarInfo:
+    """Leaves out the owner, so that the archive does not depend on who packs it. `written`: the bytes so far. Raises
+    PlayerError for what a session would not unpack."""
+    if written > LARGEST_ARCHIVE:
+        raise _too_large(task)
     info.uid = info.gid = 0
     info.uname = info.gname = ""
+    try:
+        tarfile.data_filter(info, WORKDIR)
+    except tarfile.FilterError as wrong:  # The session would not unpack it.
+        raise PlayerError(f"harbor:{task.folder} has a file that no session may have: {wrong}.") from None
     return info
+
+
+def _too_large(task: HarborTask) -> PlayerError:
+    return PlayerError(f"harbor:{task.folder} is too large: at most {LARGEST_ARCHIVE} bytes of packed files.")
 
 
 def digest(tasks: list[HarborTask]) -> str:

@@ -1,7 +1,8 @@
 """Tasks of Harbor: the agent works in a shell, and the task's own verifier says what that is worth.
 
 Invariants:
-- The files of a task are there before the first call of the agent, and its tests only when it has finished.
+- The files of a task are there before the first call of the agent, and its tests only when it has finished. An episode
+  whose files cannot be put there is a failure of the infrastructure.
 - The verifier runs in the session of the agent. It does not run if the agent reached a limit of tokens or time: it did
   not finish, and that is worth 0.
 - A verifier that wrote no reward leaves the record unscored.
@@ -20,6 +21,7 @@ from agentrl.policies.outcomes import Outcome
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.tool_agent import ToolAgent
 from agentrl.store.documents import Task
@@ -50,7 +52,9 @@ class HarborAgent(ToolAgent):
     async def _begin(self, episode: Episode) -> None:
         if not self._put:
             self._put = True
-            await episode.call_hidden(PUT_TOOL, {"archive": _task(episode.task).files()})
+            results = await episode.call_hidden(PUT_TOOL, {"archive": _task(episode.task).files()})
+            if wrong := next(filter(None, results), ""):
+                raise EndedError(Outcome.TOOL_SERVER_FAILED, f"the files of the task are not there: {wrong[:200]}")
 
     async def _verify(self, episode: Episode) -> None:
         await self._begin(episode)

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
+import posixpath
+import random
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -49,6 +53,8 @@ def write_task(folder: Path, *, dockerfile: str = "FROM ubuntu:24.04\nWORKDIR /a
         ("FROM python:3.12\nCOPY a /etc/a\n", "its Dockerfile has COPY a /etc/a"),
         ("FROM python:3.12\nCOPY ../up /app\n", "its Dockerfile has COPY ../up /app"),
         ("FROM python:3.12\nENV A=1\n", "its Dockerfile has ENV A=1"),
+        ("FROM python:3.12\nCOPY names.txt ../up\n", "its Dockerfile has COPY names.txt ../up"),
+        ("FROM python:3.12\nADD names.tar.gz /app/\n", "its Dockerfile has ADD names.tar.gz /app/"),
     ],
 )
 def test_a_task_that_needs_an_image_is_refused_with_the_reason(tmp_path: Path, dockerfile: str, sentence: str) -> None:
@@ -56,6 +62,75 @@ def test_a_task_that_needs_an_image_is_refused_with_the_reason(tmp_path: Path, d
     with pytest.raises(PlayerError, match="needs an image") as refused:
         tasks_in(tmp_path, has_network=False)
     assert sentence in str(refused.value)
+
+
+def packed_names(folder: Path) -> dict[str, bytes]:
+    (task,) = tasks_in(folder, has_network=False)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(task.files()))) as archive:
+        found = {posixpath.normpath(info.name): archive.extractfile(info) for info in archive if info.isfile()}
+        return {name: file.read() for name, file in found.items() if file is not None}
+
+
+@pytest.mark.parametrize("source", ["/secret.txt", "{place}/secret.txt", "link/secret.txt", "linked.txt"])
+def test_a_task_of_a_stranger_takes_no_file_of_this_host(tmp_path: Path, source: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("a key")
+    copy = f"COPY {source.format(place=outside)} /app/taken.txt"
+    folder = write_task(tmp_path / "one", dockerfile=f"FROM ubuntu\n{copy}\n")
+    (folder / "environment" / "link").symlink_to(outside)
+    (folder / "environment" / "linked.txt").symlink_to(outside / "secret.txt")
+    with pytest.raises(PlayerError, match="which is not in environment/"):
+        tasks_in(folder, has_network=False)
+
+
+def test_a_link_that_leads_out_of_a_task_is_refused_before_an_episode(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "one", dockerfile="FROM ubuntu\nCOPY . /app\n")
+    (folder / "environment" / "deep").mkdir()
+    (folder / "environment" / "deep" / "link").symlink_to("/etc/passwd")
+    with pytest.raises(PlayerError, match=r"has a file that no session may have: .*link"):
+        tasks_in(folder, has_network=False)
+
+
+def test_a_task_that_is_too_large_is_refused_before_an_episode(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "one", dockerfile="FROM ubuntu\nCOPY . /app\n")
+    (folder / "environment" / "large").write_bytes(random.Random(1).randbytes(2 << 20))
+    with pytest.raises(PlayerError, match="is too large"):
+        tasks_in(folder, has_network=False)
+
+
+@pytest.mark.parametrize(
+    ("copy", "names"),
+    [
+        ("COPY data /app/data/", {"data/Dockerfile", "data/inner/a.txt"}),
+        ("COPY data /app/", {"Dockerfile", "inner/a.txt"}),
+        ("COPY /data data", {"data/Dockerfile", "data/inner/a.txt"}),
+        ("COPY names.txt ./", {"names.txt"}),
+        ("COPY . /app", {"names.txt", "data/Dockerfile", "data/inner/a.txt"}),
+    ],
+)
+def test_files_are_where_docker_would_copy_them(tmp_path: Path, copy: str, names: set[str]) -> None:
+    folder = write_task(tmp_path / "one", dockerfile=f"FROM ubuntu\nWORKDIR /app\n{copy}\n")
+    for name in ("Dockerfile", "inner/a.txt"):
+        place = folder / "environment" / "data" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("x")
+    assert set(packed_names(folder)) == names
+
+
+@pytest.mark.parametrize("limit", ["inf", "nan", "0", "-1.0", "'long'"])
+def test_a_limit_of_a_verifier_that_is_none_is_refused(tmp_path: Path, limit: str) -> None:
+    folder = write_task(tmp_path / "one")
+    (folder / "task.toml").write_text(f"[verifier]\ntimeout_sec = {limit}\n")
+    with pytest.raises(PlayerError, match=r"verifier\.timeout_sec must be a number of seconds"):
+        tasks_in(folder, has_network=False)
+
+
+def test_a_dockerfile_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "one")
+    (folder / "environment" / "Dockerfile").write_bytes(b"\xff")
+    with pytest.raises(PlayerError, match="has a file that is no text"):
+        tasks_in(folder, has_network=False)
 
 
 def test_a_verifier_that_downloads_needs_a_network_and_a_change_of_a_file_is_another_dataset(tmp_path: Path) -> None:
