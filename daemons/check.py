@@ -4,12 +4,14 @@ lines of JSON.
 Invariants:
 - Each finding is written as soon as it is found, and each probe before it begins: if this process dies, the command
   that started it knows what was tried, and starts another one for the rest.
-- A sign of life is written every second, even while the code of an environment blocks everything else.
+- A sign of life is written every second, even while the code of an environment blocks everything else. The program ends
+  with the command that reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import json
 import logging
@@ -23,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from agentrl.adapters.player import PlayerError
 from agentrl.config.run import RunConfig
 from agentrl.environments import user_places, user_tasks
 from agentrl.environments.environment import declared
@@ -30,10 +33,12 @@ from agentrl.environments.user_code_guard import LoopWatch, no_exit
 from agentrl.environments.user_places import Place
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.rollout import chat_format, user_code
+from agentrl.rollout.agent_loops import loop_named
 from agentrl.rollout.contract import leaks
 from agentrl.rollout.contract.findings import Finding, Findings
 from agentrl.rollout.contract.kit import Kit, StuckError
 from agentrl.rollout.contract.scripted_model import ScriptedModel
+from daemons.interruptions import until_stopped
 from daemons.program_messages import keep_messages_apart, tell
 from daemons.trial_services import (
     VERSION,
@@ -96,6 +101,8 @@ async def main(config: RunConfig, asked: dict[str, Any]) -> bool:
                         begun=begun,
                         own_children=own,
                     )
+                    with contextlib.suppress(PlayerError):  # Its episodes say so, too.
+                        await loop_named(config.environments[name].agent).prepare()
                     await _check(kit, name, asked)
             except StuckError:
                 return False
@@ -145,8 +152,11 @@ def _show_life() -> None:
     stop = threading.Event()
 
     def show() -> None:
-        while not stop.wait(ALIVE_EVERY_S):
-            tell("alive")
+        try:
+            while not stop.wait(ALIVE_EVERY_S):
+                tell("alive")
+        except OSError:  # Its command is gone, and code of an environment may go on for ever.
+            os._exit(ExitCode.INTERRUPTED)
 
     threading.Thread(target=show, name="show life", daemon=True).start()
 
@@ -162,7 +172,9 @@ def run(line: str) -> int:
             if asked["died"]:
                 _died(asked["died"], crash_file)
             _show_life()
-            whole = asyncio.run(main(config, asked)) if asked["environments"] else True
+            whole = asyncio.run(until_stopped(main(config, asked))) if asked["environments"] else True
+        except asyncio.CancelledError:
+            return ExitCode.INTERRUPTED
         except AgentrlError as wrong:
             tell("failed", message=wrong.message, hint=wrong.hint, exit_code=int(wrong.exit_code))
             return int(wrong.exit_code)

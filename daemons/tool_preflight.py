@@ -18,6 +18,7 @@ import msgspec
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.toolbox.preflight import Trial, try_tools
+from daemons.interruptions import until_stopped
 from daemons.program_messages import keep_messages_apart, tell
 
 
@@ -31,7 +32,9 @@ def run(line: str) -> int:
         asked = json.loads(line)
         config = RunConfig.model_validate(asked["config"])
         file = Path(asked["run_file"]) if asked["run_file"] else None
-        asyncio.run(try_tools(config, asked["tools"], _show, run_file=file))
+        asyncio.run(until_stopped(try_tools(config, asked["tools"], _show, run_file=file)))
+    except asyncio.CancelledError:
+        return ExitCode.INTERRUPTED
     except AgentrlError as wrong:
         tell("failed", message=wrong.message, hint=wrong.hint, exit_code=int(wrong.exit_code))
         return int(wrong.exit_code)

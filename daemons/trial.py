@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from agentrl.config.run import RunConfig
@@ -23,11 +22,12 @@ from agentrl.errors import AgentrlError, ExitCode
 from agentrl.rollout import trial, user_code
 from agentrl.rollout.episode_run import EpisodeSettings, Surroundings
 from agentrl.store.documents import Task
+from daemons.interruptions import until_stopped
 from daemons.program_messages import keep_messages_apart, tell
 from daemons.trial_services import TriedModel, surroundings, tasks_of, without_token_limits
 
 AT_ONCE = 8
-Program = Callable[[RunConfig, Mapping[str, Any]], Awaitable[None]]
+Program = Callable[[RunConfig, Mapping[str, Any]], Coroutine[Any, Any, None]]
 
 
 async def main(config: RunConfig, asked: Mapping[str, Any]) -> None:
@@ -69,14 +69,6 @@ async def _try(
     )
 
 
-async def _until_stopped(program: Program, config: RunConfig, asked: Mapping[str, Any]) -> None:
-    """Lets tool servers end in order when a person interrupts the program."""
-    trying = asyncio.ensure_future(program(config, asked))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, trying.cancel)
-    await trying
-
-
 def run(lines: Sequence[str], program: Program = main) -> int:
     """Runs a whole program that a command started; returns its exit code."""
     asked = json.loads(lines[0])
@@ -84,7 +76,7 @@ def run(lines: Sequence[str], program: Program = main) -> int:
     began = time.monotonic()
     try:
         config = RunConfig.model_validate(asked["config"])
-        asyncio.run(_until_stopped(program, config, asked))
+        asyncio.run(until_stopped(program(config, asked)))
     except asyncio.CancelledError:
         return ExitCode.INTERRUPTED
     except AgentrlError as wrong:

@@ -1,21 +1,39 @@
 """Makes arguments that fit the schema of a tool, to call it before a model does. Pure.
 
-Invariants: the same schema gives the same arguments; only required ones are made.
+Invariants:
+- The same schema gives the same arguments; only required ones are made.
+- A schema is a stranger's: one that is none, or that asks for very much, gives few arguments or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DEEPEST = 6
+_MOST_VALUES = 1_000
+_LONGEST = 1_000
+"""Of a text."""
 
 
-def value_for(schema: Mapping[str, Any], defs: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """A plain value that fits a JSON schema."""
-    defs = defs if defs is not None else schema.get("$defs", {})
+def arguments_for(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the required properties of an object; empty if that cannot be made."""
+    try:
+        return _object(schema, schema.get("$defs", {}), 0, iter(range(_MOST_VALUES)))
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError, StopIteration):
+        return {}
+
+
+def _object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int, left: Iterator[int]) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    return {name: _value(properties.get(name, {}), defs, depth, left) for name in schema.get("required", ())}
+
+
+def _value(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int, left: Iterator[int]) -> Any:
+    """A plain value that fits a JSON schema. `left` ends when there are too many of them."""
+    next(left)
     if (name := str(schema.get("$ref", "")).rpartition("/")[2]) in defs and depth < _DEEPEST:
-        return value_for(defs[name], defs, depth + 1)
+        return _value(defs[name], defs, depth + 1, left)
     for key in ("enum", "examples"):
         if schema.get(key):
             return schema[key][0]
@@ -24,7 +42,7 @@ def value_for(schema: Mapping[str, Any], defs: Mapping[str, Any] | None = None, 
             return schema[key]
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
-            return value_for(schema[key][0], defs, depth + 1)
+            return _value(schema[key][0], defs, depth + 1, left)
     kind = schema.get("type")
     match kind[0] if isinstance(kind, list) and kind else kind:
         case "integer" | "number":
@@ -35,15 +53,8 @@ def value_for(schema: Mapping[str, Any], defs: Mapping[str, Any] | None = None, 
             return None
         case "array":
             items = schema.get("items")
-            return [value_for(items, defs, depth + 1)] if isinstance(items, dict) and depth < _DEEPEST else []
+            return [_value(items, defs, depth + 1, left)] if isinstance(items, dict) and depth < _DEEPEST else []
         case "object":
-            return arguments_for(schema, defs, depth + 1)
+            return _object(schema, defs, depth + 1, left)
         case _:
-            return "a".ljust(int(schema.get("minLength", 1)), "a")
-
-
-def arguments_for(schema: Mapping[str, Any], defs: Mapping[str, Any] | None = None, depth: int = 0) -> dict[str, Any]:
-    """Values for the required properties of an object."""
-    defs = defs if defs is not None else schema.get("$defs", {})
-    properties = schema.get("properties", {})
-    return {name: value_for(properties.get(name, {}), defs, depth) for name in schema.get("required", ())}
+            return "a" * max(1, min(int(schema.get("minLength", 1)), _LONGEST))

@@ -105,11 +105,17 @@ FAULTS: dict[str, tuple[str, str]] = {
         "leaks-processes",
         "@rl.agent\nasync def a(e):\n    await e.chat()\n    kept.append(subprocess.Popen(['sleep', '60']))  # HERE",
     ),
+    "agent_cancels": (
+        "agent-fails",
+        "@rl.agent\nasync def a(e):\n    await e.chat()\n    work = asyncio.create_task(asyncio.sleep(9))\n"
+        "    work.cancel()\n    await work  # HERE",
+    ),
     "scorer_raises": ("scorer-fails", "@rl.scorer\ndef s(e):\n    return int(e.answer) / 100  # HERE"),
     "scorer_text": ("scorer-no-number", "@rl.scorer  # HERE\ndef s(e):\n    return 'much'"),
     "scorer_nan": ("scorer-no-number", "@rl.scorer  # HERE\ndef s(e):\n    return float('nan')"),
     "scorer_hangs": ("scorer-hangs", "@rl.scorer\nasync def s(e):\n    await asyncio.sleep(1e6)  # HERE"),
     "scorer_loops": ("blocks", "@rl.scorer\ndef s(e):\n    while True: pass  # HERE"),
+    "scorer_cancels": ("scorer-fails", "@rl.scorer\nasync def s(e):\n    raise asyncio.CancelledError  # HERE"),
     "scorer_random": ("scorer-differs", "@rl.scorer  # HERE\ndef s(e):\n    return random.random()"),
     "scorer_exits": ("ends-process", "@rl.scorer\ndef s(e):\n    os._exit(4)  # HERE"),
     "scorer_name": ("names", "@rl.scorer(name='a\\nb')  # HERE\ndef s(e):\n    return 1.0"),
@@ -204,3 +210,27 @@ def test_arguments_fit_their_schema() -> None:
         "$defs": {"day": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
     }
     assert example_arguments.arguments_for(schema) == {"city": "a", "unit": "C", "days": [{"n": 1}]}
+
+
+def test_what_the_process_of_an_environment_imports_is_not_the_time_of_its_agent(tmp_path: Path) -> None:
+    """Its file is imported once when the run file is read, and again beside the episodes."""
+    code = f"{HEAD}\ntime.sleep(3)\nrl.Environment('slow', dataset='rows.jsonl', scorers=[fine])\n"
+    (tmp_path / "slow.py").write_text(code)
+    (tmp_path / "rows.jsonl").write_text('{"query": "what is 3?", "answer": "3"}\n')
+    environment = "environments: {slow: {code: slow.py, sandbox: process}}"
+    (tmp_path / "run.yaml").write_text(f"name: slow\nmodel: {{build: tiny}}\n{environment}\n")
+    status, messages = checked(tmp_path, "run.yaml", "--at-most", "1", "-n", "2")
+    assert (status, [each for each in messages if each["event"] == "finding"]) == (ExitCode.OK, [])
+
+
+def test_a_schema_of_a_stranger_gives_few_arguments_or_none() -> None:
+    wide = {"type": "object", "required": [f"p{n}" for n in range(100)]}
+    wide["properties"] = {name: {"$ref": "#/$defs/wide"} for name in wide["required"]}
+    assert example_arguments.arguments_for({**wide, "$defs": {"wide": wide}}) == {}
+    long = {"required": ["a"], "properties": {"a": {"type": "string", "minLength": 10**12}}}
+    assert len(example_arguments.arguments_for(long)["a"]) < 10_000
+    for part in (5, "x", None, [1], {"enum": 5}, {"anyOf": {"a": 1}}, {"minLength": "x"}, {"type": [[]]}):
+        made = example_arguments.arguments_for({"required": ["a"], "properties": {"a": part}})
+        assert json.dumps(made)
+    for schema in ({"required": 5}, {"required": ["a"], "properties": [1]}, {"$defs": 3, "required": ["a"]}):
+        assert example_arguments.arguments_for(schema) == {}

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentrl.cli import app
+from agentrl.config import own_tool_servers
 from agentrl.config.load import load_config
+from agentrl.config.run import RunConfig
+from agentrl.config.serialization import config_to_plain
 from agentrl.errors import ExitCode
 from agentrl.toolbox.preflight import Trial, try_tools
+from tests.waiting import eventually
 
 SHOP = """
 import os, time
@@ -177,3 +186,41 @@ rl.Environment("room", dataset="no.jsonl", tools=[look])
     (look,) = found
     assert look.verdict == "fails"
     assert "the tool look cannot be called: There is no dataset" in look.sentence
+
+
+HANGS = """
+import time
+import agentrl as rl
+
+@rl.tool(effect="pure")
+def hang() -> str:
+    "Hang."
+    time.sleep(1000)
+"""
+
+
+def test_an_interruption_ends_servers_in_order_also_those_that_go_on_without_their_input(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    server = f"{sys.executable} {own_tool_servers.PROGRAM} functions {tmp_path / 'hangs.py'}; sleep 1000"
+    tools = {"mine": {"command": ["sh", "-c", server], "cwd": str(tmp_path), "sandbox": "none"}}
+    environments = {"mine": {"dataset": str(tmp_path / "rows.jsonl"), "tools": ["mine"]}}
+    config = RunConfig.model_validate(
+        {"name": "x", "model": {"build": "tiny"}, "environments": environments, "tools": tools}
+    )
+    asked = {"config": config_to_plain(config), "tools": ["mine"], "run_file": ""}
+    command = [sys.executable, "-m", "daemons.tool_preflight"]
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path)
+    started: list[psutil.Process] = []
+    try:
+        assert program.stdin is not None
+        program.stdin.write(json.dumps(asked).encode() + b"\n")
+        program.stdin.close()
+        started = eventually(lambda: psutil.Process(program.pid).children(recursive=True), what="its server starts")
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(30) == ExitCode.INTERRUPTED
+        assert not [each for each in started if each.is_running()]
+    finally:
+        for each in (program, *started):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                each.kill()
+        program.wait()
