@@ -77,7 +77,8 @@ def test_agent_is_started_once_by_two_starts_and_outlives_its_starter(site: Site
     assert [each.host for each in described] == [A, B]
     assert all(each.alive for each in described), described
     assert placement.ensure(wanted) == described, "living agents are not restarted"
-    assert [len(site.agents(host)) for host in site.hosts] == [1, 1]
+    # An agent that forks a helper looks like two for a moment.
+    eventually(lambda: [len(site.agents(host)) for host in site.hosts] == [1, 1], what="one agent on each host")
 
     key = site.state_dir(A) / "hosts" / A / "access.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -87,8 +88,7 @@ def test_agent_is_started_once_by_two_starts_and_outlives_its_starter(site: Site
 
     placement.release([A])
     assert [each.host for each in site.open().describe()] == [B]
-    assert not site.agents(A)
-    assert len(site.agents(B)) == 1
+    eventually(lambda: [len(site.agents(host)) for host in site.hosts] == [0, 1], what="one agent left")
     placement.release([B])
     assert site.open().describe() == ()
 
