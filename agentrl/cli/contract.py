@@ -127,8 +127,8 @@ def _refuse_failure(last: dict[str, Any]) -> None:
 
 
 def _one_program(asked: dict[str, Any], at_most_s: float) -> Iterator[dict[str, Any]]:
-    """The messages of one program; the last is `done` or `stuck`, or `ended` with the exit status of a program that
-    died."""
+    """The messages of one program; the last is `done`, `stuck`, `failed`, or `ended` with the exit status of a program
+    that died."""
     import json
 
     silent_at_most_s = max(SILENT_AT_MOST_S, 2 * at_most_s)
@@ -154,7 +154,7 @@ def _one_program(asked: dict[str, Any], at_most_s: float) -> Iterator[dict[str, 
                     message = json.loads(line)
                     limit_s = silent_at_most_s
                     yield message
-                    if message["event"] in ("done", "stuck"):
+                    if message["event"] in ("done", "stuck", "failed"):
                         _end(process)
                         return
             hung = time.monotonic() - heard_at > limit_s

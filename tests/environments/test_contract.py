@@ -234,3 +234,15 @@ def test_a_schema_of_a_stranger_gives_few_arguments_or_none() -> None:
         assert json.dumps(made)
     for schema in ({"required": 5}, {"required": ["a"], "properties": [1]}, {"$defs": 3, "required": ["a"]}):
         assert example_arguments.arguments_for(schema) == {}
+
+
+def test_a_check_that_cannot_begin_gives_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "import agentrl as rl\n\n"
+        "@rl.scorer\ndef right(episode: rl.Episode) -> float:\n    return 1.0\n\n"
+        'rl.Environment("one", dataset="rows.jsonl", scorers=[right])\n'
+    )
+    (tmp_path / "rows.jsonl").write_bytes(b"\xa7\x00")
+    code, (answer,) = checked(tmp_path, "one.py")
+    assert code == ExitCode.CONFIG
+    assert "rows.jsonl line 1 is no JSON" in answer["error"]["message"]
