@@ -219,7 +219,8 @@ class Client(NotebookMethods):
                     yield key, None if bytes(value) == _NIL else wire.decode_row(value)
             if await feed.changed(ASK_EVERY_S) and on_message:
                 on_message()
-            if feed.silent != silent:
+            # A message of another lifetime ends the silence, but not the age of the rows: the next marker is RESET.
+            if feed.silent != silent and not feed.stale:
                 silent = feed.silent
                 yield SILENT if silent else CAUGHT_UP, None
 

@@ -38,7 +38,8 @@ class FeedSubscription:
         self.live = False
         """Whether a message has arrived; from then on every loss is detected."""
         self.complete_after = -1
-        """The number of the last row that may have been sent before the subscription reached the coordinator."""
+        """The number of the last row of this epoch that may have been sent before the subscription reached the
+        coordinator. Each coordinator counts from the beginning, so a new epoch has a number of its own."""
         self.stale = False
         """Whether a new snapshot is needed, because rows were lost or the coordinator was restarted."""
         self.news: dict[str, tuple[int, msgspec.Raw]] = {}
@@ -104,13 +105,13 @@ class FeedSubscription:
             return
         if not isinstance(message, FeedRow | FeedBeat):
             return
-        expected = self.seq + 1 if isinstance(message, FeedRow) else self.seq
-        if self.live and (message.epoch != self.epoch or message.seq != expected):
+        seq_before = message.seq - 1 if isinstance(message, FeedRow) else message.seq
+        new_epoch = message.epoch != self.epoch
+        if new_epoch:
+            self.complete_after = seq_before
+            self.news.clear()
+        if self.live and (new_epoch or seq_before != self.seq):
             self.stale = True
-            if message.epoch != self.epoch:
-                self.news.clear()
-        if not self.live:
-            self.complete_after = message.seq - 1 if isinstance(message, FeedRow) else message.seq
         self.epoch, self.seq, self.live = message.epoch, message.seq, True
         self._received_at = time.monotonic()
         if isinstance(message, FeedRow) and self._wanted(message.key):

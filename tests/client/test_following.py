@@ -292,6 +292,29 @@ async def test_follower_survives_restarts_of_the_coordinator(coordinator: SmallC
         await mirror.stop()
 
 
+async def test_follower_has_the_rows_of_a_new_coordinator_after_few_snapshots_late_in_a_long_life(
+    coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new coordinator counts its rows from the beginning, so the numbers of the former one say nothing about it. And
+    its first message does not make the rows of the former one recent."""
+    monkeypatch.setattr(tail_module, "SILENT_S", 0.5)
+    for desired in range(500):
+        coordinator.set("group/web", group("web", desired))
+    async with dial(coordinator) as client:
+        mirror = Mirror(client)
+        await mirror.equals(coordinator)
+        coordinator.die()
+        await aeventually(lambda: mirror.markers[-1] == SILENT)
+        coordinator.rows = {"group/api": group("api", 1)}
+        coordinator.requests.clear()
+        coordinator.start()
+        await mirror.equals(coordinator)
+        await aeventually(lambda: len(mirror.markers) == 5)
+        assert mirror.markers == [RESET, CAUGHT_UP, SILENT, RESET, CAUGHT_UP]
+        assert 1 <= len([request for request in coordinator.requests if request.name == "snapshot"]) <= 5
+        await mirror.stop()
+
+
 async def test_silence_of_the_feed_and_its_end_are_reported(
     coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
