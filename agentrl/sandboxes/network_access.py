@@ -143,7 +143,7 @@ class NetworkAccess:
         """The sandbox sent its socket, or ended."""
         admitted = self._admitted[number]
         try:
-            data, descriptors, _, _ = socket.recv_fds(admitted.ours, 64, 1)
+            data, descriptors = network_socket.receive(admitted.ours, 64)
         except BlockingIOError:
             return
         except OSError:

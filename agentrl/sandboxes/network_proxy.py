@@ -24,6 +24,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from agentrl.config.network_rules import NetworkRules, split_port
+from agentrl.sandboxes import network_socket
 
 CONNECTIONS_OF_SANDBOX = 64
 """Further connections wait in the backlog of the socket."""
@@ -277,7 +278,7 @@ async def _main(toolbox: socket.socket) -> None:
         arrived.clear()
         with contextlib.suppress(BlockingIOError):
             while True:
-                data, descriptors, _, _ = socket.recv_fds(toolbox, _MESSAGE_BYTES, 1)
+                data, descriptors = network_socket.receive(toolbox, _MESSAGE_BYTES)
                 if not data:
                     return
                 message = json.loads(data)
