@@ -107,7 +107,7 @@ def make_run_dir(run_dir: Path) -> None:
     """Create the directory for logs and results. Raises DiskError if it cannot be created or written."""
     hint = "Set `dir` in the run file to a directory of yours."
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as broken:
         raise DiskError(f"The run's directory {run_dir} cannot be made: {broken.strerror}.", hint=hint) from broken
     if not os.access(run_dir, os.W_OK | os.X_OK):
@@ -186,9 +186,9 @@ def _read_or_broken(name: str, state: Path) -> RunFile | None:
 
 def _place(usual: Path, elsewhere: Path | None) -> Path:
     if elsewhere is None or elsewhere == usual:
-        _make_private(usual)
+        _keep_private(usual)
         return usual
-    _make_private(elsewhere)
+    _keep_private(elsewhere)
     if usual.is_symlink() and usual.resolve() == elsewhere.resolve():
         return usual
     if usual.exists() or usual.is_symlink():
@@ -203,6 +203,30 @@ def _place(usual: Path, elsewhere: Path | None) -> Path:
 def _make_private(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _keep_private(state: Path) -> None:
+    """Make a state directory that only its user can open, because journal and keys hold the secrets of the run.
+
+    Raises ConfigError if it belongs to another user, or if others can open it and it holds something else than a run.
+    """
+    _make_private(state)
+    status = state.stat()
+    if status.st_uid != os.geteuid():
+        if status.st_uid == 0:
+            return  # a volume that was mounted for this user
+        raise ConfigError(
+            f"The state directory {state} belongs to another user (uid {status.st_uid}).",
+            hint="Name a directory of yours: AGENTRL_HOME, or coordinator.state_dir in the run file.",
+        )
+    if not status.st_mode & 0o077:
+        return
+    if not (state / RUN_FILE).exists() and any(state.iterdir()):
+        raise ConfigError(
+            f"Other users can open {state}, and it holds files that are not those of a run.",
+            hint=f"Name another directory as coordinator.state_dir, or `chmod 700 {state}`.",
+        )
+    state.chmod(0o700)
 
 
 @contextmanager

@@ -67,6 +67,8 @@ def command(binary: Path, files: MongoFiles) -> list[str]:
         # open or running documents would have to skip all entries of that time.
         *("--setParameter", "minSnapshotHistoryWindowInSeconds=0"),
         *("--enableFreeMonitoring", "off"),
+        # No query of ours has code, and a read-only user could make the server run any.
+        "--noscripting",
         *("--keyFile", str(files.key_file)),
         *("--logpath", str(files.log)),
         "--logappend",

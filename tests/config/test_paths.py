@@ -68,6 +68,44 @@ def test_a_state_directory_elsewhere_is_found_by_name(tmp_path, home):
         paths.create_run("demo", tmp_path / "run", elsewhere=tmp_path / "slow")
 
 
+@pytest.mark.parametrize("place", ["usual", "elsewhere"])
+def test_an_open_state_directory_is_closed_to_other_users(tmp_path, home, place):
+    state = home / "demo" if place == "usual" else tmp_path / "fast"
+    state.mkdir(parents=True)
+    for mode in (0o755, 0o770, 0o707):
+        state.chmod(mode)
+        paths.create_run("demo", tmp_path / "run", elsewhere=None if place == "usual" else state)
+        assert state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_with_other_files_is_no_state_directory_while_others_can_open_it(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "notes.txt").write_text("mine")
+    shared.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"Other users can open .*/shared, and it holds files"):
+        paths.create_run("demo", tmp_path / "run", elsewhere=shared)
+    assert shared.stat().st_mode & 0o777 == 0o755
+    shared.chmod(0o700)
+    paths.create_run("demo", tmp_path / "run", elsewhere=shared)
+
+
+def test_a_state_directory_of_another_user_is_refused(tmp_path, home, monkeypatch):
+    paths.create_run("demo", tmp_path / "run")
+    os.chown(home / "demo", 4321, 4321) if os.geteuid() == 0 else monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    with pytest.raises(ConfigError, match=r"belongs to another user \(uid \d+\)"):
+        paths.create_run("demo", tmp_path / "run")
+
+
+def test_the_directory_of_a_new_run_is_closed_to_other_users_and_an_existing_one_keeps_its_mode(tmp_path):
+    paths.create_run("demo", tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old").chmod(0o750)
+    paths.create_run("other", tmp_path / "old")
+    assert (tmp_path / "old").stat().st_mode & 0o777 == 0o750
+
+
 @pytest.mark.parametrize("name", ["", "../x", "A", "a/b", "a" * 41, "-a", "a\n"])
 def test_a_name_cannot_leave_home(name):
     with pytest.raises(ConfigError, match="is no name of a run"):

@@ -40,7 +40,15 @@ def test_batch_survives_reopening(path: Path) -> None:
     assert journal.get("slot", "web-9") is None
     assert [event.id for event in journal.events()] == ["1"]
     assert journal.damage == ""
-    assert path.stat().st_mode & 0o077 == 0
+    journal.close()
+
+
+def test_other_users_can_read_no_file_of_the_journal(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    journal.commit(batch(("slot", "web-0", b"a")))
+    files = sorted(path.parent.glob(f"{path.name}*"))
+    assert [file.name.removeprefix(path.name) for file in files] == ["", "-shm", "-wal"]
+    assert [file.name for file in files if file.stat().st_mode & 0o077] == []
     journal.close()
 
 

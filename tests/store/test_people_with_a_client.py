@@ -66,6 +66,8 @@ async def test_a_reader_can_read_the_run_and_nothing_else(
         ):
             with pytest.raises(OperationFailure, match="not authorized"):
                 forbidden()
+        with pytest.raises(OperationFailure, match="no globalScriptEngine|JavaScript"):
+            own["Task"].find_one({"$where": "true"})
         with pytest.raises(ConflictError, match="has a user ann already"):
             database_users.make(mongo_url, db.name, "ann", tmp_path / "b")
         assert not (tmp_path / "b").exists()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -275,6 +276,9 @@ def _last_puts(puts: list[tuple[str, str, bytes | None]]) -> list[tuple[str, str
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    # The files that SQLite makes beside the journal get the mode that it has then, and they hold the same secrets.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     # Autocommit mode: Python must not open transactions by itself.
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
