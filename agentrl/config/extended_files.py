@@ -20,6 +20,8 @@ from agentrl.config.yaml_reader import Tree, read_tree
 from agentrl.errors import ConfigError
 
 KEY = "extends"
+MOST_BYTES = 16 << 20
+"""A run file is much shorter. Without a limit, a device such as /dev/zero would be read for ever."""
 
 At = tuple[str, ...]
 
@@ -102,7 +104,11 @@ def _forget(joined: Written, at: At) -> None:
 def _text(file: Path, asked_by: str) -> str:
     who = f"{asked_by}: " if asked_by else ""
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(f"{who}{file} is longer than {MOST_BYTES >> 20} MiB, so it is no run file.")
+        return content.decode()
     except FileNotFoundError:
         raise ConfigError(f"{who}There is no run file {file}.", hint="Is the path right?") from None
     except OSError as broken:

@@ -5,19 +5,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from agentrl.config.field_types import Flag, Section, Words
 
 PackageKind = Literal["python", "npm"]
 
 
+def _without_options(packages: Sequence[str]) -> Sequence[str]:
+    """pip and npm would take such a word as an option: one could name another index."""
+    for package in packages:
+        if package.startswith("-") or not package.isprintable():
+            raise ValueError(f"{package!r} is not a package; write NAME==VERSION (python) or NAME@VERSION (npm)")
+    return packages
+
+
 class Packages(Section):
     """Packages that are installed for one server, in a separate directory."""
 
-    packages: Annotated[Words, Field(min_length=1)]
+    packages: Annotated[Words, Field(min_length=1), AfterValidator(_without_options)]
     """Requirements of pip (`NAME==VERSION`), or of npm (`NAME@VERSION`). The lock file pins them and all their
     dependencies."""
     build: Flag = False

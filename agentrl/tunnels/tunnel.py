@@ -137,7 +137,7 @@ class Tunnel:
         try:
             async with asyncio.timeout(WITHIN_S):
                 host, _, port = (await end.line()).rpartition(" ")
-            if not port.isdecimal() and port != FILES:
+            if not _is_port(port) and port != FILES:
                 raise TunnelError("The line must be HOST PORT.")
             there = await self._reach(host, port)
         except (AgentrlError, OSError, TimeoutError, ValueError) as failed:
@@ -205,7 +205,7 @@ class Tunnel:
         try:
             async with asyncio.timeout(WITHIN_S):
                 line = await end.line()
-            if line != FILES and not (line.isdecimal() and await asyncio.to_thread(self._is_of_run, int(line))):
+            if line != FILES and not (_is_port(line) and await asyncio.to_thread(self._is_of_run, int(line))):
                 raise TunnelError(f"No process of the run listens on port {line[:20]!r} of host {self._host}.")
             there = await self._local(line)
         except (AgentrlError, OSError, TimeoutError, ValueError) as failed:
@@ -228,6 +228,10 @@ class Tunnel:
     def _peer_of(self, end: End) -> str | None:
         names = end.certified_names()
         return next((host for host in self._peers if name_of(host) in names), None)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 1 << 16
 
 
 def forward_path(entrance: Path, name: str) -> Path:

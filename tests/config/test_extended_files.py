@@ -133,3 +133,9 @@ def test_extends_stands_in_the_file_alone(tmp_path: Path) -> None:
         load(tmp_path, "run.yaml", "extends=other.yaml")
     with pytest.raises(ConfigError, match="AGENTRL_EXTENDS: write extends into the run file"):
         load(tmp_path, "run.yaml", AGENTRL_EXTENDS="other.yaml")
+
+
+def test_a_device_is_no_run_file(tmp_path: Path) -> None:
+    write(tmp_path, {"run.yaml": "extends: /dev/zero\n"})
+    with pytest.raises(ConfigError, match=r"run.yaml:1: /dev/zero is longer than 16 MiB"):
+        load(tmp_path, "run.yaml")

@@ -76,3 +76,12 @@ def test_invalid_packages_are_refused(tmp_path: Path, server: str, why: str) -> 
     (tmp_path / "run.yaml").write_text(f"name: a\ntools: {{git: {server}}}")
     with pytest.raises(ConfigError, match=why):
         load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("kind", ["python", "npm"])
+@pytest.mark.parametrize("package", ["--index-url=http://127.0.0.1:1", "-e", "one\\ntwo"])
+def test_options_of_the_installer_are_no_packages(tmp_path: Path, kind: str, package: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(FILE.replace("python: mcp-server-git==1.0", f'{kind}: ["{package}"]'))
+    with pytest.raises(ConfigError, match=f"run.yaml:6.*tools.git.{kind}.*is not a package"):
+        load_config(file)

@@ -139,6 +139,15 @@ async def test_unknown_host_and_wrong_lines_are_refused(hosts: Hosts) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "99999999999", "٣", "-1", ""])
+async def test_a_line_without_a_port_gets_a_sentence_at_the_own_host_and_at_another(hosts: Hosts, port: str) -> None:
+    for host in ("a", "b"):
+        reader, writer = await asyncio.open_unix_connection(str(hosts.entrance("a")))
+        writer.write(f"{host} {port}\n".encode())
+        assert await reader.readline() == b"no: The line must be HOST PORT.\n"
+        writer.close()
+
+
 async def test_host_that_answers_at_the_address_of_another_is_refused(hosts: Hosts) -> None:
     port = await hosts.echo()
     hosts.tell(c=hosts.address("B.example"))
