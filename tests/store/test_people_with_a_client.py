@@ -66,7 +66,7 @@ async def test_a_reader_can_read_the_run_and_nothing_else(
         ):
             with pytest.raises(OperationFailure, match="not authorized"):
                 forbidden()
-        with pytest.raises(OperationFailure, match="no globalScriptEngine|JavaScript"):
+        with pytest.raises(OperationFailure, match=r"no globalScriptEngine|JavaScript"):
             own["Task"].find_one({"$where": "true"})
         with pytest.raises(ConflictError, match="has a user ann already"):
             database_users.make(mongo_url, db.name, "ann", tmp_path / "b")
