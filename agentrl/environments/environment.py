@@ -66,13 +66,15 @@ class Environment:
             raise ValueError(f"there are two scorers {twice[0]!r}; give one of them another name=")
         self.agent = agent
         self.setup, self.teardown = setup, teardown
-        self._keys = {"dataset": dataset, "evaluation": evaluation, "system": system, **more}
+        own: dict[str, object] = {"dataset": dataset, "evaluation": evaluation, "system": system}
+        # An empty text among `more` is a value, such as answer_schema="" for the whole text.
+        self._keys = {key: value for key, value in own.items() if value} | more
         _declared[name] = self
 
     @property
     def keys(self) -> dict[str, object]:
         """The keys that it sets in `environments.NAME`."""
-        return {key: value for key, value in self._keys.items() if value not in ("", None)}
+        return {key: value for key, value in self._keys.items() if value is not None}
 
     @property
     def resumable(self) -> bool:

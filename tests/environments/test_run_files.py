@@ -40,6 +40,17 @@ def test_the_run_file_has_priority(tmp_path: Path) -> None:
     assert (config.tools["shopping"].timeout_s, config.tools["shopping"].session) == (2, "keyed")
 
 
+def test_an_empty_answer_schema_of_a_file_is_a_value(tmp_path: Path) -> None:
+    """With the default a judge of free text would get an empty answer, because the text has no tags."""
+    (tmp_path / "own.py").write_text(
+        "import agentrl as rl\nrl.Environment('own', dataset='d', answer_schema='', weight=None)\n"
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text("name: x\nmodel: {build: tiny}\nenvironments: {own: own.py}\n")
+    environment = load_config(file, environ={}).config.environments["own"]
+    assert (environment.answer_schema, environment.weight) == ("", 1.0)
+
+
 def test_two_environments_of_one_file_offer_their_own_tools(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "import agentrl as rl\n@rl.tool\ndef a(x: int) -> int: ...\n@rl.tool\ndef b(x: int) -> int: ...\n"
