@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -21,14 +21,14 @@ from starlette.responses import Response, StreamingResponse
 
 from agentrl.config.http_token import RunToken
 from agentrl.engines.interface import (
-    NO_BYTES,
     CallRefusedError,
     EngineBusyError,
+    EngineCall,
     EngineError,
     Generated,
-    Load,
     PauseMode,
     Sampling,
+    ServableEngine,
     VersionNotServedError,
     WeightsRefusedError,
 )
@@ -112,53 +112,6 @@ def build_app(
     return Application(table, lambda act: _guarded(token, act))
 
 
-class ServableEngine(Protocol):
-    """The methods of an engine that this server uses."""
-
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-        on_progress: Callable[[Generated], None] | None = None,
-    ) -> Generated:
-        """`on_progress` gets the output so far."""
-        ...
-
-    async def score(
-        self,
-        ids: Sequence[int],
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> list[float]: ...
-
-    async def abort(self, rid: str) -> None: ...
-
-    async def pause(self, mode: PauseMode) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def release_memory(self) -> None: ...
-
-    async def restore_memory(self) -> None: ...
-
-    async def update(self, path: str, version: int) -> None: ...
-
-    async def pin(self, version: int, path: str = "") -> None: ...
-
-    async def unpin(self) -> None: ...
-
-    async def health(self) -> bool: ...
-
-    async def load(self) -> Load: ...
-
-
 class _Handlers:
     """One method per path."""
 
@@ -180,7 +133,7 @@ class _Handlers:
             return answer
 
     async def _generate(self, rid: str, body: GenerateBody, request: Request) -> Response:
-        call = asyncio.create_task(self._call(rid, body), name=f"generate {rid}")
+        call = asyncio.create_task(self._engine.generate(self._call(rid, body)), name=f"generate {rid}")
         gone = asyncio.create_task(_disconnected(request), name=f"caller of {rid}")
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -230,23 +183,20 @@ class _Handlers:
     async def loads(self, request: Request) -> Response:
         return _json(msgspec.to_builtins(await self._engine.load()))
 
-    async def _call(
-        self, rid: str, body: GenerateBody, on_progress: Callable[[Generated], None] | None = None
-    ) -> Generated:
-        return await self._engine.generate(
+    def _call(self, rid: str, body: GenerateBody) -> EngineCall:
+        return EngineCall(
             rid,
             body.input_ids,
             _sampling(body.sampling_params),
             deadline_s=LONGEST_CALL_S,
             version=body.version,
             images=_images(body),
-            on_progress=on_progress,
         )
 
     async def _stream(self, rid: str, body: GenerateBody) -> Response:
         """Each event has the whole output so far, as in SGLang."""
         news: asyncio.Queue[Generated | None] = asyncio.Queue()
-        call = asyncio.create_task(self._call(rid, body, news.put_nowait), name=f"stream {rid}")
+        call = asyncio.create_task(self._engine.generate(self._call(rid, body), news.put_nowait), name=f"stream {rid}")
         call.add_done_callback(lambda _: news.put_nowait(None))
 
         async def events() -> AsyncIterator[bytes]:

@@ -24,6 +24,7 @@ from agentrl.engines.interface import (
     CallRefusedError,
     Engine,
     EngineBusyError,
+    EngineCall,
     EngineError,
     EngineGoneError,
     EngineRubbishError,
@@ -175,12 +176,14 @@ class ModelCalls:
                 span.set(gen_ai__provider__name="agentrl", gen_ai__conversation__id=self._recorder.record.id)
                 span.set(agentrl__call=call.id, agentrl__engine=engine.name, gen_ai__request__max_tokens=room)
                 made = await client.generate(
-                    call.id,
-                    prompt,
-                    sampling,
-                    deadline_s=self._call_s,
-                    version=wanted.version,
-                    images=wanted.images,
+                    EngineCall(
+                        call.id,
+                        prompt,
+                        sampling,
+                        deadline_s=self._call_s,
+                        version=wanted.version,
+                        images=wanted.images,
+                    )
                 )
                 span.set(gen_ai__usage__input_tokens=len(prompt), gen_ai__usage__output_tokens=len(made.ids))
                 span.set(agentrl__finish=made.finish)
