@@ -33,7 +33,7 @@ from agentrl.engines.interface import (
     WeightsRefusedError,
 )
 from agentrl.http import kept_traces
-from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
+from agentrl.http.token_server import Act, Application, Guard, RequestError, Route, body_of
 from agentrl.images import numbered_urls
 from agentrl.images.processing import ImageError
 from agentrl.policies.sampling_rule import SamplingRule
@@ -109,7 +109,7 @@ def build_app(
         Route("/v1/loads", "GET", handlers.loads),
         kept_traces.ROUTE,
     )
-    return Application(table, lambda act: _guarded(token, act))
+    return Application(table, Guard("This engine", log, _refusal, token=token))
 
 
 class _Handlers:
@@ -297,25 +297,14 @@ def _finish_reason(made: Generated) -> dict[str, Any]:
             return {"type": "abort", "message": "aborted"}
 
 
-def _guarded(token: str | RunToken, act: Act) -> Act:
-    """Checks the token, then turns every failure into an answer with a sentence."""
-
-    async def answer(request: Request) -> Response:
-        if not bears(request, token):
-            return _failure(401, "This engine requires the token of its run.", {"WWW-Authenticate": "Bearer"})
-        try:
-            return await act(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except BodyError as wrong:
-            return _failure(400, wrong.message)
-        except EngineError as failed:
+def _refusal(failed: Exception) -> Response | None:
+    match failed:
+        case RequestError():
+            return _failure(failed.status, failed.message)
+        case EngineError():
             return _failure(_status_of(failed), failed.message)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
-            return _failure(500, "The engine failed unexpectedly; see its log.")
-
-    return answer
+        case _:
+            return None
 
 
 def _status_of(failed: EngineError) -> int:
@@ -344,6 +333,6 @@ def _event(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _failure(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+def _failure(status: int, sentence: str) -> Response:
     body = msgspec.json.encode({"error": {"message": sentence}})
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+    return Response(body, status_code=status, media_type="application/json")

@@ -297,33 +297,33 @@ async def test_every_get_answers(raw: HttpClient) -> None:
     assert (await post(raw, "/generate", b"", "GET"))[0] == 405
 
 
-SENSELESS: list[tuple[str, object, str]] = [
-    ("/generate", b"", "makes no sense"),
-    ("/generate", b"{", "makes no sense"),
-    ("/generate", b'{"x":' + b"[" * 100_000, "makes no sense"),
-    ("/generate", b"\xff\xfe", "makes no sense"),
-    ("/generate", {"input_ids": "text"}, "input_ids"),
-    ("/generate", {"input_ids": [1.5]}, "input_ids"),
-    ("/generate", {"input_ids": []}, "at least one"),
-    ("/generate", {"input_ids": [5] * 1024}, "with a context of 1024"),
-    ("/generate", {"input_ids": [1], "sampling_params": {"temperature": -1}}, "Temperature"),
-    ("/generate", {"input_ids": [1], "sampling_params": {"top_k": -5}}, "Top_k"),
-    ("/generate", {"input_ids": [1], "sampling_params": {"regex": "a"}}, "regex"),
-    ("/pause_generation", {"mode": "later"}, "mode"),
-    ("/update_weights_from_disk", {"model_path": "/", "weight_version": "new"}, "whole number"),
+SENSELESS: list[tuple[str, object, int, str]] = [
+    ("/generate", b"", 400, "is no JSON"),
+    ("/generate", b"{", 400, "is no JSON"),
+    ("/generate", b'{"x":' + b"[" * 100_000, 400, "is no JSON"),
+    ("/generate", b"\xff\xfe", 400, "is no JSON"),
+    ("/generate", {"input_ids": "text"}, 422, "input_ids"),
+    ("/generate", {"input_ids": [1.5]}, 422, "input_ids"),
+    ("/generate", {"input_ids": []}, 400, "at least one"),
+    ("/generate", {"input_ids": [5] * 1024}, 400, "with a context of 1024"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"temperature": -1}}, 400, "Temperature"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"top_k": -5}}, 400, "Top_k"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"regex": "a"}}, 422, "regex"),
+    ("/pause_generation", {"mode": "later"}, 422, "mode"),
+    ("/update_weights_from_disk", {"model_path": "/", "weight_version": "new"}, 400, "whole number"),
 ]
 
 
 async def test_a_malformed_body_is_refused_with_a_sentence(raw: HttpClient) -> None:
-    for path, body, sentence in SENSELESS:
+    for path, body, expected, sentence in SENSELESS:
         status, answer = await post(raw, path, body)
-        assert status == 400, body
+        assert status == expected, body
         assert sentence in json.loads(answer)["error"]["message"]
 
 
 async def test_a_body_that_is_too_long_is_refused(raw: HttpClient) -> None:
     status, answer = await post(raw, "/generate", b" " * (33 << 20))
-    assert status == 400
+    assert status == 413
     assert b"bytes at most" in answer
 
 
