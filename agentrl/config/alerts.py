@@ -16,28 +16,18 @@ from agentrl.protocol.rows import Severity
 
 BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending", "unit-problem"),
-    "errors-repeat",
-    *("unit-memory-grows", "host-lost", "host-disk-low", "host-disk-fills", "host-cannot-write", "host-strays"),
-    "host-clock",
-    *("journal-full", "not-listening", "not-recording", "not-exporting", "no-progress"),
-    *("no-step", "engine-lags", "version-rejected"),
-    *(
-        "canary-differs",
-        "curves-not-written",
-        "tool-server-left-alone",
-        "tool-fails",
-        "tool-memory",
-        "tool-restarts",
-        "tool-unhealthy",
-    ),
-    *("held-out-trained", "warm-up-unused"),
-    *("checkpoint-damaged", "learning-nothing", "learning-collapsed", "learning-mismatch", "learning-drift"),
-    *("learning-reference", "learning-entropy", "learning-gradient", "learning-no-signal", "learning-truncation"),
-    *("learning-no-tools", "learning-tools-fail", "learning-length", "learning-not-finite", "learning-overfits"),
-    "learning-invalid",
+    *("errors-repeat", "unit-memory-grows"),
+    *("host-lost", "host-disk-low", "host-disk-fills", "host-cannot-write", "host-strays", "host-clock"),
+    *("journal-full", "not-listening", "not-recording", "not-exporting", "no-progress", "no-step"),
+    *("engine-lags", "version-rejected", "canary-differs", "curves-not-written", "held-out-trained"),
+    *("warm-up-unused", "checkpoint-damaged"),
+    *("tool-server-left-alone", "tool-fails", "tool-memory", "tool-restarts", "tool-unhealthy"),
+    *("learning-nothing", "learning-collapsed", "learning-mismatch", "learning-drift", "learning-reference"),
+    *("learning-entropy", "learning-gradient", "learning-no-signal", "learning-truncation", "learning-no-tools"),
+    *("learning-tools-fail", "learning-length", "learning-not-finite", "learning-overfits", "learning-invalid"),
     *("reward-by-length", "answers-repeat", "groups-repeat", "judge-votes-split", "reward-watcher-falls"),
 )
-"""The rules of every run. Their conditions are in `agentrl/control/alerts/builtin_rules.py`."""
+"""The rules of every run. Each is declared in `agentrl/control/alerts/*_rules.py`."""
 
 
 class Rule(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -52,23 +51,3 @@ class CurriculumStage(Section):
         if not any(self.mix.values()):
             raise ValueError("mix needs at least one environment with a weight above 0")
         return self
-
-
-def problems_of(
-    stages: Sequence[CurriculumStage], environments: Collection[str]
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    known = ", ".join(environments)
-    for number, stage in enumerate(stages):
-        at, last = ("curriculum", str(number)), number == len(stages) - 1
-        for name in stage.mix:
-            if name not in environments:
-                yield (*at, "mix"), f"names the unknown environment {name!r}; known are: {known}"
-        for name in stage.scorers:
-            if name not in environments:
-                yield (*at, "scorers"), f"names the unknown environment {name!r}; known are: {known}"
-        if stage.until is None and not last:
-            yield at, "has no `until`, so the stages after it would never begin"
-        if stage.until is not None and last:
-            yield (*at, "until"), "is in the last stage, after which nothing comes"
-        if stage.until is not None and not stage.mix.get(stage.until.environment):
-            yield (*at, "until", "environment"), "must be one that this stage mixes in"

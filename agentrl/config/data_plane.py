@@ -1,22 +1,19 @@
 """Defines the sections of the data plane: model, environments, tools, sampling, engines, training.
 
-Invariants:
-- A run has a data plane if and only if it has environments.
-- A name that refers to another section exists.
-- A batch can be filled (the largest group fits into what may be in flight).
+Invariant: a run has a data plane if and only if it has environments. The rules between sections are in
+`contradictions.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.adapters.player import OWN_PYTHON
 from agentrl.adapters.sources import source_of
-from agentrl.config import curriculum, engines, other_models, own_tool_servers
+from agentrl.config import own_tool_servers
 from agentrl.config.context import Context, Repetition
 from agentrl.config.curriculum import CurriculumStage, Difficulty
 from agentrl.config.engines import Engines
@@ -422,77 +419,8 @@ class DataPlane(Section):
 Problem = tuple[tuple[str, ...], str]
 
 
-def _problems_of_context(data: DataPlane, name: str, environment: Environment) -> Iterator[Problem]:
-    context, at = environment.context, ("environments", name, "context")
-    if context.strategy != "stop" and environment.history == "template":
-        yield (*at, "strategy"), "needs history: sampled, because the template rewrites the whole conversation"
-    source = source_of(environment.code)
-    if context.strategy == "discard_all_with_summary" and source is not None and source.facts.program:
-        yield (*at, "strategy"), "adds a turn that the package would read as an action; choose another strategy"
-    if context.model and context.model not in data.models:
-        known = ", ".join(data.models) or "none"
-        yield (*at, "model"), f"names the unknown model {context.model!r}; known are: {known}"
-    if context.budget >= data.sampling.context:
-        yield (*at, "budget"), f"must be below sampling.context ({data.sampling.context})"
-
-
 def problem_of_schema(schema: str) -> str:
     """Why this is not an answer schema; empty if it is one. An empty schema means the whole text."""
     if not schema or _TAG_NAME.fullmatch(schema):
         return ""
     return f"is {schema!r}; it must be boxed, or a tag's name such as answer"
-
-
-def _problems_of_environment(data: DataPlane, name: str, environment: Environment) -> Iterator[Problem]:
-    for server in environment.tools:
-        if server not in data.tools:
-            known = ", ".join(data.tools) or "none"
-            yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
-    yield from _problems_of_context(data, name, environment)
-    if environment.is_apart and environment.code in data.rollout.code:
-        sentence = "has the run's Python and no sandbox elsewhere in this run, so samplers import its file: write the "
-        yield ("environments", name, "code"), sentence + "same for all its environments, and in the run file itself"
-    if problem := problem_of_schema(environment.answer_schema):
-        yield ("environments", name, "answer_schema"), problem
-
-
-def problems_of(data: DataPlane) -> Iterator[Problem]:
-    """Contradictions between keys."""
-    if not data.environments:
-        return
-    if data.training.loss == "sft":
-        yield ("training", "loss"), "is sft: that is a job of `agentrl train`, whose run file has no environments"
-    if data.model is None:
-        yield ("model",), "is missing: a run with environments trains a model; write `path` or `build: tiny`"
-    for name, environment in data.environments.items():
-        yield from _problems_of_environment(data, name, environment)
-    yield from engines.problems_of(data.engines, data.training)
-    yield from curriculum.problems_of(data.curriculum, data.environments)
-    yield from other_models.problems_of(data.models, data.judges, data.summaries)
-    for name in set(data.judges) & set(SHIPPED_SCORERS):
-        yield ("judges", name), "has the name of a scorer that comes along; take another"
-    n = data.sampling.n
-    if data.training.reference_weight and data.training.reference == "none":
-        yield (
-            ("training", "reference_weight"),
-            "weighs the distance to a reference, and there is none: set reference: initial",
-        )
-    in_reward = data.training.reference_in == "reward"
-    compared = data.training.advantage == "grpo" and not data.training.divide_by_std
-    if in_reward and not compared and data.training.advantage != "gae":
-        yield (
-            ("training", "reference_in"),
-            "is reward: the distance is compared with the mean of the group; "
-            "set advantage: grpo, divide_by_std: false, or advantage: gae",
-        )
-    if (recorded := data.training.warmup.recorded).filter and not recorded.run:
-        yield (
-            ("training", "warmup", "recorded"),
-            "names no run: the warm-up comes before the first record of this one",
-        )
-    if data.training.optimizer_steps > data.training.groups:
-        yield ("training", "optimizer_steps"), f"is larger than training.groups ({data.training.groups})"
-    if data.rollout.max_in_flight < n:
-        yield ("rollout", "max_in_flight"), f"is smaller than sampling.n ({n}): no group would ever be admitted"
-    if data.training.min_valid > n:
-        yield ("training", "min_valid"), f"is larger than sampling.n ({n}): no group would ever close"

@@ -5,18 +5,11 @@ Invariant: settings that a kind of engine does not support are refused when the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.config import server_arguments
 from agentrl.config.field_types import Command, Flag, Gpus, Number, Positive, Seconds, Secret, Section
-
-if TYPE_CHECKING:
-    from agentrl.config.training import Training
-
-Problem = tuple[tuple[str, ...], str]
 
 
 class Engines(Section):
@@ -61,38 +54,3 @@ class Engines(Section):
     """With `kind: openai`: a reference to its key, `env:NAME` or `file:PATH`."""
     model: str = ""
     """With `kind: openai`: the name of the model in that API."""
-
-
-def problems_of(engines: Engines, training: Training) -> Iterator[Problem]:
-    """Contradictions between keys of this section, and with the trainer."""
-    if problem := server_arguments.problem_of(engines.kind, engines.args):
-        yield ("engines", "args"), problem
-    elif engines.weights in ("group", "ipc") and server_arguments.ranks_of(engines.args) is None:
-        yield (
-            ("engines", "weights"),
-            f"is {engines.weights}, which servers with --dp-size or --pp-size cannot: use files",
-        )
-    elif engines.kind in server_arguments.ALLOWED and (given := engines.gpus) is not None:
-        wanted = server_arguments.gpus_of(engines.kind, engines.args)
-        if given != wanted and not (wanted == 1 and 0 < given < 1):
-            yield ("engines", "gpus"), f"is {given:g}, but the server computes on {wanted}: change its --tp-size"
-    elif engines.kind == "embedded" and (engines.gpus or 0) > 1:
-        yield ("engines", "gpus"), f"is {engines.gpus:g}: an embedded engine computes on one GPU, or on a share of one"
-    saver = {"sglang": "--enable-memory-saver", "vllm": "--enable-sleep-mode"}.get(engines.kind, "")
-    if engines.takes_turns and engines.kind == "openai":
-        yield ("engines", "takes_turns"), "is for engines of this run; those of the kind openai are elsewhere"
-    elif engines.takes_turns and saver and saver not in engines.args:
-        yield ("engines", "takes_turns"), f"needs args: {saver}, with which a server can release its memory"
-    elif engines.takes_turns and training.parallel.ranks > 1:
-        yield ("engines", "takes_turns"), "is for a trainer of one process; training.parallel has several"
-    if engines.kind != "openai":
-        if engines.url or engines.token or engines.model:
-            yield ("engines",), "has url, token or model, which are for kind: openai"
-    elif not engines.url:
-        yield ("engines", "url"), "is missing: kind: openai needs the address of a server, such as https://HOST/v1"
-    elif not training.frozen:
-        yield (
-            ("engines", "kind"),
-            "is openai: its answers have neither token ids nor log-probs, so nothing can be trained on them; "
-            "set training.frozen: true to evaluate only",
-        )

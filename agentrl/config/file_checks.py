@@ -18,8 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from agentrl.config import server_arguments
+from agentrl.config.contradictions import nearest
 from agentrl.config.data_plane import SHIPPED_AGENTS, SHIPPED_SCORERS, ToolServer
-from agentrl.config.run import RunConfig, nearest
+from agentrl.config.run import RunConfig
 from agentrl.config.tool_lock import packages_of
 from agentrl.errors import ConfigError
 from agentrl.toolservers.function_tools import FunctionFileError, tools_of

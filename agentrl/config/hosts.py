@@ -9,14 +9,12 @@ Invariants:
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from pydantic import Field
 
 from agentrl.config.field_types import Bytes, Section, Words
-from agentrl.config.this_host import HOST_NAME
 
 MAY_RUN = ("engine", "sampler", "toolbox", "trainer")
 """Groups of the data plane that may run on other hosts than the coordinator's. The others need its disk."""
@@ -96,37 +94,3 @@ def private_addresses(hosts: Mapping[str, Host]) -> dict[str, str]:
 def need_tunnels(hosts: Mapping[str, Host]) -> bool:
     """Whether services on different hosts call each other."""
     return any(host.runs for host in hosts.values())
-
-
-def problem_of(name: str, hosts: Mapping[str, Host]) -> tuple[str, str]:
-    """Return the wrong key of the host and the message; empty texts if the host is right."""
-    if not HOST_NAME.fullmatch(name):
-        return "", "is no name of a host: use at most 64 letters, digits, dots and dashes"
-    for label in hosts[name].labels:
-        if not HOST_NAME.fullmatch(label):
-            return "labels", f"has {label!r}, which is no label: use at most 64 letters, digits, dots and dashes"
-        if label in hosts:
-            return "labels", f"has {label!r}, which is the name of a host; take another word"
-    for number in range(hosts[name].count):
-        if (other := f"{name}-{number}") in hosts:
-            return "count", f"makes a host {other}, and there is one of that name"
-    for key in ("node", "private"):
-        if hosts[name].count and getattr(hosts[name], key):
-            return key, "names one machine, but count makes several hosts"
-    if (private := hosts[name].private) and not _is_address(private):
-        return "private", f"must be an address such as 10.0.0.2, not {private!r}"
-    for key in ("dir", "disk"):
-        if (path := getattr(hosts[name], key)) and not path.startswith("/"):
-            return key, f"is {path!r}; write the whole path, because it is one of that host"
-    for group in hosts[name].runs:
-        if group not in MAY_RUN:
-            return "runs", f"names {group!r}; other hosts than the coordinator's may run {', '.join(MAY_RUN)}"
-    return "", ""
-
-
-def _is_address(text: str) -> bool:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return not (address.is_unspecified or address.is_multicast or address.is_loopback)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Literal, cast
 
 from agentrl.config import introspection
+from agentrl.config.contradictions import nearest
 from agentrl.config.field_types import Section, Tunable, explanations
-from agentrl.config.run import RunConfig, nearest
+from agentrl.config.run import RunConfig
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import UnknownNameError
 from agentrl.protocol.knob import Knob, KnobValue

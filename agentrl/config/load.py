@@ -17,8 +17,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentrl.config import agentcpm_file, extended_files, introspection, own_environments
+from agentrl.config.contradictions import nearest
 from agentrl.config.relative_paths import absolute
-from agentrl.config.run import RunConfig, nearest
+from agentrl.config.run import RunConfig
 from agentrl.config.tool_lock import ToolLock, with_digests
 from agentrl.config.typed_paths import path_of
 from agentrl.config.validation_errors import combine, error_of, unknown_key

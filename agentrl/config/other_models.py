@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -118,23 +117,3 @@ class Summaries(Section):
     """The most characters of a result that the model gets; of a longer result it gets both ends."""
     purpose: str = "Find what helps to answer the question."
     """The purpose of the summary. A call with an argument `purpose` sets its own."""
-
-
-def problems_of(
-    models: Mapping[str, tuple[OtherModel, ...]], judges: Mapping[str, Judge], summaries: Summaries
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Contradictions between these sections."""
-    known = ", ".join(models) or "none"
-    for name, services in models.items():
-        if not services:
-            yield ("models", name), "has no service; write a list of one or more, in the order in which they are asked"
-    for name, judge in judges.items():
-        if judge.model not in models:
-            yield ("judges", name, "model"), f"names the unknown model {judge.model!r}; known are: {known}"
-        elif judge.votes > 1 and all(service.temperature == 0 for service in models[judge.model]):
-            yield (
-                ("judges", name, "votes"),
-                f"is {judge.votes}, but {judge.model} answers at temperature 0, so all votes would be the same",
-            )
-    if summaries.model and summaries.model not in models:
-        yield ("summaries", "model"), f"names the unknown model {summaries.model!r}; known are: {known}"

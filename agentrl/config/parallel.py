@@ -7,7 +7,6 @@ what is supported.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from agentrl.config.field_types import Positive, Section
 
@@ -36,29 +35,3 @@ class Parallel(Section):
     def with_other_groups(self) -> int:
         """The number of ranks that train different groups."""
         return self.shard * self.replicate * self.expert
-
-
-Problem = tuple[tuple[str, ...], str]
-
-
-def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0, compiled: bool = False) -> Iterator[Problem]:
-    """Settings that this run does not support. `groups`: the groups of one step; 0 if it has none. `gpus`: those of all
-    ranks together. `compiled`: whether layers are compiled. Limits of the model are checked when the model is read."""
-    path = ("training", "parallel")
-    if 0 < groups < parallel.with_other_groups:
-        yield (
-            path,
-            f"has {parallel.with_other_groups} ranks (shard x replicate x expert) with groups of their own, more than "
-            f"training.groups ({groups})",
-        )
-    if parallel.expert > 1 and parallel.tensor > 1:
-        yield (*path, "expert"), "and tensor both divide the experts: have one of them"
-    exchanging = [name for name in ("tensor", "context", "pipeline", "expert") if getattr(parallel, name) > 1]
-    if compiled and exchanging:
-        yield (
-            ("training", "compile"),
-            f"cannot be combined with training.parallel.{exchanging[0]}, whose ranks exchange tensors within layers; "
-            "shard and replicate can",
-        )
-    if parallel.ranks > 1 and gpus % parallel.ranks:
-        yield ("training", "gpus"), f"is {gpus:g}: its {parallel.ranks} ranks need as many whole GPUs each, or none"

@@ -7,13 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config.field_types import Flag, Seconds, Section, Words
-from agentrl.config.hosts import Host, all_hosts
+from agentrl.config.hosts import Host
 
 _Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
@@ -147,38 +147,3 @@ def starts(placement: Placement, hosts: Mapping[str, Host]) -> tuple[str, ...]:
     named = [f"{name} ({host.node})" if host.node else name for name, host in hosts.items()]
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     return (f"{placement.kind} starts the hosts {', '.join(named[:MOST_NAMED])}{more}",)
-
-
-def problems_of(
-    placement: Placement, hosts: Mapping[str, Host], *, listens: bool
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The key and the message of each contradiction with other sections."""
-    if placement.kind == "local":
-        return
-    if not hosts:
-        yield ("placement", placement.kind), "has no hosts to start: name them in hosts"
-    elif not listens:
-        yield ("placement", placement.kind), "needs coordinator.listen, the address at which hosts join the run"
-    if placement.slurm is not None and placement.slurm.components:
-        yield from _problems_of_components(placement.slurm, hosts)
-    if placement.ray is not None:
-        words = {word for bundle in placement.ray.bundles for word in bundle.hosts}
-        for word in sorted(words - {*hosts, *all_hosts(hosts)}):
-            yield ("placement", "ray", "bundles"), f"names the unknown host {word!r}"
-
-
-def _problems_of_components(slurm: Slurm, hosts: Mapping[str, Host]) -> Iterator[tuple[tuple[str, ...], str]]:
-    known = all_hosts(hosts)
-    in_components: list[str] = []
-    for index, component in enumerate(slurm.components):
-        for word in component.hosts:
-            named = [name for name in known if is_meant(name, word)]
-            if not named:
-                yield ("placement", "slurm", "components", str(index), "hosts"), f"names the unknown host {word!r}"
-            in_components += named
-    for name in known:
-        if in_components.count(name) != 1:
-            yield (
-                ("placement", "slurm", "components"),
-                f"must have the host {name} in exactly one component, not in {in_components.count(name)}",
-            )

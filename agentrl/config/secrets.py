@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError
 _ENV = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 _FILE = re.compile(r"file:(?!//)(.+)")
 _MAX_SECRET_BYTES = 1 << 20
+LEAST_TOKEN_CHARS = 16
 _KEEPS_A_SECRET = re.compile(r"(password|passwd|secret|token|key|credentials?)(?![a-z0-9])", re.IGNORECASE)
 
 
@@ -82,6 +83,14 @@ def resolve_secret(secret: SecretRef | str, environ: Mapping[str, str] | None = 
     if match := _FILE.fullmatch(reference):
         return _read(reference, path_of(match[1]))
     raise ConfigError("A secret is given as a reference, env:NAME or file:PATH.")
+
+
+def bearer_token(name: str, secret: SecretRef | str) -> str:
+    """A token that callers send in a header. `name`: its key in the run file. Raises ConfigError."""
+    token = resolve_secret(secret)
+    if len(token) < LEAST_TOKEN_CHARS or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"{name} needs at least {LEAST_TOKEN_CHARS} printable ASCII characters.")
+    return token
 
 
 def _read(reference: str, path: Path) -> str:

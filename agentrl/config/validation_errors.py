@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentrl.config import introspection
+from agentrl.config.contradictions import nearest
 from agentrl.config.field_types import Section
-from agentrl.config.run import RunConfig, nearest
+from agentrl.config.run import RunConfig
 from agentrl.config.secrets import SecretRef, names_a_secret
 from agentrl.errors import ConfigError
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.config.metrics import Metrics
 from agentrl.config.run import RunConfig
-from agentrl.config.secrets import resolve_secret
+from agentrl.config.secrets import bearer_token
 from agentrl.errors import ConfigError
 from agentrl.protocol.control_commands import StatusReport
 from agentrl.transport.addresses import why_not_free
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 RETRY_S = 2.0
 PATH = "/metrics"
-LEAST_TOKEN_CHARS = 16
 log = logging.getLogger(__name__)
 Snapshot = Callable[[], tuple[StatusReport, Mapping[str, Mapping[str, float]]]]
 """The rows of the run, and the newest metrics by unit."""
@@ -112,7 +111,7 @@ class MetricsListener:
         from starlette.responses import PlainTextResponse, Response
 
         from agentrl.control.exported_metrics import RunCollector
-        from agentrl.http.token_server import Act, Application, Route, bears
+        from agentrl.http.token_server import Application, Guard, RequestError, Route
 
         async def scrape(request: Request) -> Response:
             registry = CollectorRegistry()
@@ -120,21 +119,14 @@ class MetricsListener:
             encode, kind = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(registry), headers={"content-type": kind})
 
-        def guard(act: Act) -> Act:
-            async def guarded(request: Request) -> Response:
-                if bears(request, token):
-                    return await act(request)
-                refusal = "The token of the run file (metrics.token) is needed."
-                return PlainTextResponse(refusal, 401, {"WWW-Authenticate": "Bearer"})
+        def refusal(failed: Exception) -> Response | None:
+            return PlainTextResponse(failed.message, failed.status) if isinstance(failed, RequestError) else None
 
-            return guarded
-
+        without = "The token of the run file (metrics.token) is needed."
+        guard = Guard("The coordinator", log, refusal, token=token, without_token=without)
         return Application([Route(PATH, "GET", scrape)], guard)
 
 
 def _token_of(wanted: Metrics) -> str:
     assert wanted.token is not None, "the configuration has both port and token"
-    token = resolve_secret(wanted.token)
-    if len(token) < LEAST_TOKEN_CHARS or not token.isascii() or not token.isprintable():
-        raise ConfigError(f"metrics.token needs at least {LEAST_TOKEN_CHARS} printable ASCII characters.")
-    return token
+    return bearer_token("metrics.token", wanted.token)

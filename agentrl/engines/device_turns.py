@@ -10,31 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
-from agentrl.engines.interface import EngineBusyError, PauseMode
+from agentrl.engines.interface import DeviceOrders, EngineBusyError
 from agentrl.engines.publication_follower import PublicationFollower, State
 
 AGAIN_S = 0.05
-
-
-class LeavingEngine(Protocol):
-    """An engine that can release the memory of its cache."""
-
-    async def pause(self, mode: PauseMode) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def release_memory(self) -> None: ...
-
-    async def restore_memory(self) -> None: ...
 
 
 class DeviceTurns:
     def __init__(
         self,
         follower: PublicationFollower,
-        engine: LeavingEngine,
+        engine: DeviceOrders,
         asked: Callable[[], Awaitable[bool]],
         *,
         paused: Callable[[], bool] = lambda: False,

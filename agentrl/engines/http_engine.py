@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from agentrl.engines.interface import (
     NO_BYTES,
     CallRefusedError,
     EngineBusyError,
+    EngineCall,
     EngineError,
     EngineGoneError,
     EngineRubbishError,
@@ -31,6 +32,7 @@ from agentrl.engines.interface import (
     VersionNotServedError,
     WeightsRefusedError,
 )
+from agentrl.engines.server_answers import decoded, raise_for
 from agentrl.http import run_hosts
 from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient, Reply
 from agentrl.images import numbered_urls
@@ -40,7 +42,6 @@ ORDER_WITHIN_S = 30.0
 HEALTH_WITHIN_S = 5.0
 UPDATE_WITHIN_S = 600.0
 FLUSH_EVERY_S = 0.05
-T = TypeVar("T")
 ABORT_GRACE_S = 5.0
 """How long an aborted call has to answer."""
 
@@ -84,62 +85,43 @@ class HttpEngine:
     async def close(self) -> None:
         await self._http.close()
 
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> Generated:
+    async def generate(self, call: EngineCall) -> Generated:
         began = time.monotonic()
-        body = _generate_body(rid, ids, sampling, version, images)
-        with self._aborted_at_deadline(rid, deadline_s):
-            answer = await self._post("/generate", body, within_s=deadline_s + ABORT_GRACE_S)
-        made = _generated(_answer(answer), time.monotonic() - began)
-        _check_version(made, version)
-        return made
+        with self._aborted_at_deadline(call):
+            answer = await self._post("/generate", _generate_body(call), within_s=call.deadline_s + ABORT_GRACE_S)
+        output = _generated(decoded(answer, Answer), time.monotonic() - began)
+        _check_version(output, call.version)
+        return output
 
-    async def stream(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> AsyncIterator[Generated]:
+    async def stream(self, call: EngineCall) -> AsyncIterator[Generated]:
         began = time.monotonic()
-        body = {**_generate_body(rid, ids, sampling, version, images), "stream": True}
+        body = {**_generate_body(call), "stream": True}
         try:
-            with self._aborted_at_deadline(rid, deadline_s):
+            with self._aborted_at_deadline(call):
                 async with (
-                    asyncio.timeout(deadline_s + ABORT_GRACE_S),
+                    asyncio.timeout(call.deadline_s + ABORT_GRACE_S),
                     self._http.ask("POST", "/generate", msgspec.json.encode(body)) as reply,
                 ):
                     if reply.status != 200:
-                        _raise_for(reply.status, await reply.read())
+                        raise_for(reply.status, await reply.read())
                     async for event in _events(reply):
-                        yield _generated(_answer(event), time.monotonic() - began, ended=False)
+                        yield _generated(decoded(event, Answer), time.monotonic() - began, ended=False)
         except TimeoutError:
-            raise EngineError(f"The engine {self.url} did not end {rid} within {deadline_s:g} s.") from None
+            raise EngineError(f"The engine {self.url} did not end {call.rid} within {call.deadline_s:g} s.") from None
         except ConnectionBrokenError as broken:
             raise self._gone(broken) from broken
         except BodyTooLargeError as endless:
             raise self._rubbish(endless) from endless
 
     @contextlib.contextmanager
-    def _aborted_at_deadline(self, rid: str, deadline_s: float) -> Iterator[None]:
-        """Aborts the call at the engine if it is still under way after `deadline_s`."""
+    def _aborted_at_deadline(self, call: EngineCall) -> Iterator[None]:
+        """Aborts the call at the engine if it is still under way then."""
         aborts: list[asyncio.Task[None]] = []
 
         def abort() -> None:
-            aborts.append(asyncio.create_task(self._abort(rid), name=f"abort {rid}"))
+            aborts.append(asyncio.create_task(self._abort(call.rid), name=f"abort {call.rid}"))
 
-        timer = asyncio.get_running_loop().call_later(deadline_s, abort)
+        timer = asyncio.get_running_loop().call_later(call.deadline_s, abort)
         try:
             yield
         finally:
@@ -164,12 +146,14 @@ class HttpEngine:
     ) -> list[float]:
         """`vocabulary`: the number of ids of the model of an SGLang server, which reports the last id as 0. `start`:
         only tokens after this place are scored; an SGLang server may take the tokens before it from its cache."""
-        body = {
-            **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version, images),
-            "logprob_start_len": start,
-        }
+        unsampled = Sampling(max_new_tokens=0, temperature=0.0)
+        call = EngineCall("", ids, unsampled, deadline_s=deadline_s, version=version, images=images)
+        body = {**_generate_body(call), "logprob_start_len": start}
         del body["rid"]
-        pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
+        pairs = (
+            decoded(await self._post("/generate", body, within_s=deadline_s), Answer).meta_info.input_token_logprobs
+            or []
+        )
         # No model predicts the tokens of an image. There SGLang scores its placeholder, and the embedded engine returns
         # 0.
         shown = [is_image(sent) for sent in ids[start + 1 :]]
@@ -218,7 +202,7 @@ class HttpEngine:
             answer = await self._post("/update_weights_from_disk", body, within_s=UPDATE_WITHIN_S)
         except CallRefusedError as refused:
             raise WeightsRefusedError(refused.message) from refused
-        result = _decode(answer, _Success)
+        result = decoded(answer, _Success)
         if not result.success:
             raise WeightsRefusedError(f"The engine {self.url} refuses version {version}: {result.message}.")
 
@@ -238,10 +222,10 @@ class HttpEngine:
 
     async def load(self) -> Load:
         answer = await self._send("GET", "/v1/loads", b"", ORDER_WITHIN_S)
-        ranks = _decode(answer, _SglangLoads).loads
+        ranks = decoded(answer, _SglangLoads).loads
         if ranks is None:
-            return _decode(answer, Load)
-        model = _decode(await self._send("GET", "/model_info", b"", ORDER_WITHIN_S), _ModelInfo)
+            return decoded(answer, Load)
+        model = decoded(await self._send("GET", "/model_info", b"", ORDER_WITHIN_S), _ModelInfo)
         version = int(model.weight_version) if model.weight_version.isdecimal() else None
         return Load(
             version=version,
@@ -272,7 +256,7 @@ class HttpEngine:
         except BodyTooLargeError as endless:
             raise self._rubbish(endless) from endless
         if status != 200:
-            _raise_for(status, answer)
+            raise_for(status, answer)
         return answer
 
     def _gone(self, broken: ConnectionBrokenError) -> EngineGoneError:
@@ -304,22 +288,20 @@ class _Success(msgspec.Struct):
     message: str = ""
 
 
-def _generate_body(
-    rid: str, ids: Sequence[int], sampling: Sampling, version: int | None, images: Mapping[int, bytes]
-) -> dict[str, Any]:
-    params = sampling.kept()
+def _generate_body(call: EngineCall) -> dict[str, Any]:
+    params = call.sampling.kept()
     if (seed := params.pop("seed")) is not None:
         params["sampling_seed"] = seed
     body = {
-        "rid": _sent_rid(rid),
-        "input_ids": list(ids),
+        "rid": _sent_rid(call.rid),
+        "input_ids": list(call.ids),
         "sampling_params": params,
         "return_logprob": True,
         "stream": False,
     }
-    if images:
-        body["image_data"] = numbered_urls.written(images)
-    return body if version is None else {**body, "version": version}
+    if call.images:
+        body["image_data"] = numbered_urls.written(call.images)
+    return body if call.version is None else {**body, "version": call.version}
 
 
 def _is_echo(scored: Sequence[int], ids: Sequence[int], vocabulary: int | None) -> bool:
@@ -385,45 +367,5 @@ async def _events(reply: Reply) -> AsyncIterator[bytes]:
             if event == line or event == b"[DONE]":
                 continue
             if event.startswith(b'{"error"'):
-                _raise_for(500, event)
+                raise_for(500, event)
             yield event
-
-
-def _answer(data: bytes) -> Answer:
-    return _decode(data, Answer)
-
-
-def _decode(data: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise EngineRubbishError(f"The engine's answer cannot be read: {wrong}.") from wrong
-
-
-class _Message(msgspec.Struct):
-    message: str = ""
-
-
-class _Failure(msgspec.Struct):
-    error: _Message = msgspec.field(default_factory=_Message)
-    message: str = ""
-
-
-def _raise_for(status: int, content: bytes) -> None:
-    try:
-        failure = msgspec.json.decode(content, type=_Failure)
-        sentence = failure.error.message or failure.message
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        sentence = ""
-    sentence = sentence or f"The engine answers with status {status}."
-    match status:
-        case 409:
-            raise VersionNotServedError(sentence)
-        case 401 | 403:
-            raise CallRefusedError(sentence, hint="The token is in http.token of the run's state directory.")
-        case 400 | 404 | 405 | 413 | 422:
-            raise CallRefusedError(sentence)
-        case 503:
-            raise EngineBusyError(sentence)
-        case _:
-            raise EngineError(sentence)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -21,19 +21,19 @@ from starlette.responses import Response, StreamingResponse
 
 from agentrl.config.http_token import RunToken
 from agentrl.engines.interface import (
-    NO_BYTES,
     CallRefusedError,
     EngineBusyError,
+    EngineCall,
     EngineError,
     Generated,
-    Load,
     PauseMode,
     Sampling,
+    ServableEngine,
     VersionNotServedError,
     WeightsRefusedError,
 )
 from agentrl.http import kept_traces
-from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
+from agentrl.http.token_server import Act, Application, Guard, RequestError, Route, body_of
 from agentrl.images import numbered_urls
 from agentrl.images.processing import ImageError
 from agentrl.policies.sampling_rule import SamplingRule
@@ -109,54 +109,7 @@ def build_app(
         Route("/v1/loads", "GET", handlers.loads),
         kept_traces.ROUTE,
     )
-    return Application(table, lambda act: _guarded(token, act))
-
-
-class ServableEngine(Protocol):
-    """The methods of an engine that this server uses."""
-
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-        on_progress: Callable[[Generated], None] | None = None,
-    ) -> Generated:
-        """`on_progress` gets the output so far."""
-        ...
-
-    async def score(
-        self,
-        ids: Sequence[int],
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> list[float]: ...
-
-    async def abort(self, rid: str) -> None: ...
-
-    async def pause(self, mode: PauseMode) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def release_memory(self) -> None: ...
-
-    async def restore_memory(self) -> None: ...
-
-    async def update(self, path: str, version: int) -> None: ...
-
-    async def pin(self, version: int, path: str = "") -> None: ...
-
-    async def unpin(self) -> None: ...
-
-    async def health(self) -> bool: ...
-
-    async def load(self) -> Load: ...
+    return Application(table, Guard("This engine", log, _refusal, token=token))
 
 
 class _Handlers:
@@ -180,7 +133,7 @@ class _Handlers:
             return answer
 
     async def _generate(self, rid: str, body: GenerateBody, request: Request) -> Response:
-        call = asyncio.create_task(self._call(rid, body), name=f"generate {rid}")
+        call = asyncio.create_task(self._engine.generate(self._call(rid, body)), name=f"generate {rid}")
         gone = asyncio.create_task(_disconnected(request), name=f"caller of {rid}")
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -230,23 +183,20 @@ class _Handlers:
     async def loads(self, request: Request) -> Response:
         return _json(msgspec.to_builtins(await self._engine.load()))
 
-    async def _call(
-        self, rid: str, body: GenerateBody, on_progress: Callable[[Generated], None] | None = None
-    ) -> Generated:
-        return await self._engine.generate(
+    def _call(self, rid: str, body: GenerateBody) -> EngineCall:
+        return EngineCall(
             rid,
             body.input_ids,
             _sampling(body.sampling_params),
             deadline_s=LONGEST_CALL_S,
             version=body.version,
             images=_images(body),
-            on_progress=on_progress,
         )
 
     async def _stream(self, rid: str, body: GenerateBody) -> Response:
         """Each event has the whole output so far, as in SGLang."""
         news: asyncio.Queue[Generated | None] = asyncio.Queue()
-        call = asyncio.create_task(self._call(rid, body, news.put_nowait), name=f"stream {rid}")
+        call = asyncio.create_task(self._engine.generate(self._call(rid, body), news.put_nowait), name=f"stream {rid}")
         call.add_done_callback(lambda _: news.put_nowait(None))
 
         async def events() -> AsyncIterator[bytes]:
@@ -347,25 +297,14 @@ def _finish_reason(made: Generated) -> dict[str, Any]:
             return {"type": "abort", "message": "aborted"}
 
 
-def _guarded(token: str | RunToken, act: Act) -> Act:
-    """Checks the token, then turns every failure into an answer with a sentence."""
-
-    async def answer(request: Request) -> Response:
-        if not bears(request, token):
-            return _failure(401, "This engine requires the token of its run.", {"WWW-Authenticate": "Bearer"})
-        try:
-            return await act(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except BodyError as wrong:
-            return _failure(400, wrong.message)
-        except EngineError as failed:
+def _refusal(failed: Exception) -> Response | None:
+    match failed:
+        case RequestError():
+            return _failure(failed.status, failed.message)
+        case EngineError():
             return _failure(_status_of(failed), failed.message)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
-            return _failure(500, "The engine failed unexpectedly; see its log.")
-
-    return answer
+        case _:
+            return None
 
 
 def _status_of(failed: EngineError) -> int:
@@ -394,6 +333,6 @@ def _event(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _failure(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+def _failure(status: int, sentence: str) -> Response:
     body = msgspec.json.encode({"error": {"message": sentence}})
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+    return Response(body, status_code=status, media_type="application/json")

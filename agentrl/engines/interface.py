@@ -9,7 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -99,40 +100,68 @@ class Load(msgspec.Struct, kw_only=True):
     """Generated tokens per second, if the engine measures them instead of counting."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """A request to continue a prompt."""
+
+    rid: str
+    ids: Sequence[int]
+    sampling: Sampling
+    deadline_s: float = field(kw_only=True)
+    """After this time the call is aborted and returns what it has, with `abort`."""
+    version: int | None = field(default=None, kw_only=True)
+    """The version that must answer; None is the current one."""
+    images: Mapping[int, bytes] = field(default_factory=lambda: NO_BYTES, kw_only=True)
+    """The images that `ids` show, by number, in the size that the model sees."""
+
+
+OnProgress = Callable[[Generated], None]
+"""Gets the output so far."""
+
+
 class Generates(Protocol):
     """What continues prompts: an engine, or something that takes the place of one where an episode is tried."""
 
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> Generated:
-        """Continues `ids`. At the deadline the call is aborted and returns what it has, with `abort`. `images`: the
-        images that `ids` show, by number, in the size that the model sees."""
+    async def generate(self, call: EngineCall) -> Generated: ...
+
+
+class DeviceOrders(Protocol):
+    """How an engine leaves its device to another process, and comes back. All failures are EngineErrors."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Generates nothing until `resume`: calls keep their slots, return to the queue, or are aborted."""
         ...
 
+    async def resume(self) -> None: ...
 
-class Engine(Generates, Protocol):
-    """An engine in this process or behind HTTP. All failures are EngineErrors."""
-
-    def stream(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> AsyncIterator[Generated]:
-        """Repeatedly yields the output so far; the last one is complete. If the consumer stops reading, the call
-        ends."""
+    async def release_memory(self) -> None:
+        """Releases the memory of the cache, so that another process can use it; the weights stay. Refused while calls
+        are under way; later calls wait for `restore_memory`."""
         ...
+
+    async def restore_memory(self) -> None: ...
+
+
+class WeightOrders(DeviceOrders, Protocol):
+    async def update(self, path: str, version: int) -> None:
+        """Loads weights from a directory. Calls in flight continue with them. Raises WeightsRefusedError."""
+        ...
+
+    async def load(self) -> Load: ...
+
+
+class TwoVersionEngine(Protocol):
+    """An engine that serves while it loads and can hold a second version for an evaluation."""
+
+    async def pin(self, version: int, path: str = "") -> None:
+        """Holds a version beside the current one, for calls that name it. Without `path` it must be held already."""
+        ...
+
+    async def unpin(self) -> None: ...
+
+
+class _Calls(Protocol):
+    """The calls of an engine besides `generate`."""
 
     async def score(
         self,
@@ -149,23 +178,19 @@ class Engine(Generates, Protocol):
         """Ends this call; an empty `rid` ends all calls. Their `generate` returns what they have."""
         ...
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Generates nothing until `resume`: calls keep their slots, return to the queue, or are aborted."""
-        ...
-
-    async def resume(self) -> None: ...
-
-    async def release_memory(self) -> None:
-        """Releases the memory of the cache; the weights stay. Refused while calls are under way; later calls wait for
-        `restore_memory`."""
-        ...
-
-    async def restore_memory(self) -> None: ...
-
-    async def update(self, path: str, version: int) -> None:
-        """Loads weights from a directory. Calls in flight continue with them. Raises WeightsRefusedError."""
-        ...
-
     async def health(self) -> bool: ...
 
-    async def load(self) -> Load: ...
+
+class Engine(Generates, _Calls, WeightOrders, Protocol):
+    """An engine as its callers use it, in this process or behind HTTP."""
+
+    def stream(self, call: EngineCall) -> AsyncIterator[Generated]:
+        """Repeatedly yields the output so far; the last one is complete. If the consumer stops reading, the call
+        ends."""
+        ...
+
+
+class ServableEngine(_Calls, WeightOrders, TwoVersionEngine, Protocol):
+    """An engine as the HTTP server of its unit uses it."""
+
+    async def generate(self, call: EngineCall, on_progress: OnProgress | None = None) -> Generated: ...

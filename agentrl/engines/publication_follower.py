@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from agentrl.engines.canary import Agreement
-from agentrl.engines.interface import EngineGoneError, Load, PauseMode, WeightsRefusedError
+from agentrl.engines.interface import EngineGoneError, TwoVersionEngine, WeightOrders, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
 from agentrl.formatting.amounts import moment
 from agentrl.store.database import StoreError
@@ -82,8 +82,8 @@ class Publications(Protocol):
     async def report(self, service: Service) -> None: ...
 
 
-class UnitEngine(Protocol):
-    """The interface of any kind of engine for its engine unit."""
+class UnitEngine(WeightOrders, Protocol):
+    """Any kind of engine as its unit uses it."""
 
     @property
     def agreement(self) -> Agreement | None:
@@ -96,34 +96,17 @@ class UnitEngine(Protocol):
         ...
 
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Grows while the engine works; a watchdog detects a hang by it."""
+        ...
 
     def check(self) -> None:
         """Raises the error that ended the engine, if it ended."""
         ...
 
-    async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None: ...
-
-    async def load(self) -> Load: ...
-
-    async def pause(self, mode: PauseMode) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def release_memory(self) -> None:
-        """Releases the memory of the cache, so that another process can use it. Raises EngineBusyError if calls are
-        under way."""
+    async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:
+        """`manifest` defaults to the one in the directory."""
         ...
-
-    async def restore_memory(self) -> None: ...
-
-
-class TwoVersionEngine(Protocol):
-    """An engine that serves while it loads and can hold a second version for an evaluation."""
-
-    async def pin(self, version: int, path: str = "") -> None: ...
-
-    async def unpin(self) -> None: ...
 
 
 class RunningEngine(NamedTuple):

@@ -4,12 +4,14 @@ Invariants:
 - A listener is bound before its URL is known to others, and closed when the body ends.
 - The token is compared in constant time.
 - A body is never read beyond its limit.
+- Every failure is an answer with a sentence, in the form of the listener; a caller gets no traceback.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -17,7 +19,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 import uvicorn
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,8 +38,12 @@ B = TypeVar("B")
 Act = Callable[[Request], Awaitable[Response]]
 
 
-class BodyError(UsageError):
-    """The body of a request is too long or invalid."""
+class RequestError(UsageError):
+    """A request that a listener refuses by itself: its path, its token or its body."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
 
 
 class Route(NamedTuple):
@@ -93,11 +99,51 @@ def _trace_of(scope: Scope) -> TraceContext | None:
 
 
 async def _unknown(request: Request) -> Response:
-    return Response(status_code=404)
+    raise RequestError(404, "unknown", f"There is no path {request.url.path}.")
 
 
 async def _not_so(request: Request) -> Response:
-    return Response(status_code=405)
+    raise RequestError(405, "method", f"{request.url.path} has other methods than {request.method}.")
+
+
+class Guard:
+    """Checks the token, then turns every failure into an answer. A listener declares the form of its refusals."""
+
+    def __init__(
+        self,
+        name: str,
+        log: logging.Logger,
+        refusal: Callable[[Exception], Response | None],
+        *,
+        token: str | RunToken | None,
+        without_token: str = "",
+    ) -> None:
+        """`refusal` gives the answer to a RequestError or an error of the handlers, and None for an unexpected one.
+        `token`: None if the caller was admitted before. `without_token`: the sentence for a request without it."""
+        self._name = name
+        self._log = log
+        self._refusal = refusal
+        self._token = token
+        self._without_token = without_token or f"{name} requires the token of its run."
+
+    def __call__(self, act: Act) -> Act:
+        async def answer(request: Request) -> Response:
+            try:
+                if self._token is not None and not bears(request, self._token):
+                    raise RequestError(401, "token", self._without_token)
+                return await act(request)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as failed:  # noqa: BLE001 - an unexpected error is logged below
+                if (refused := self._refusal(failed)) is None:
+                    self._log.exception("%s %s failed", request.method, request.url.path)
+                    unexpected = RequestError(500, "failed", f"{self._name} failed; its log has the traceback.")
+                    refused = self._refusal(unexpected) or Response(status_code=500)
+                if refused.status_code == 401:
+                    refused.headers["WWW-Authenticate"] = "Bearer"
+                return refused
+
+        return answer
 
 
 class _Server(uvicorn.Server):
@@ -148,14 +194,22 @@ def bears(request: Request, token: str | RunToken) -> bool:
     return accepts(token, request.headers.get("authorization", "").encode())
 
 
-async def body_of(request: Request, kind: type[B], *, most_bytes: int = MOST_BODY_BYTES) -> B:
-    """The decoded body. Raises BodyError."""
+async def body_of(
+    request: Request, kind: type[B], *, most_bytes: int = MOST_BODY_BYTES, within_s: float | None = None
+) -> B:
+    """The decoded body. Raises RequestError."""
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > most_bytes:
-            raise BodyError(f"A body may have {most_bytes} bytes at most.")
+    try:
+        async with asyncio.timeout(within_s):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > most_bytes:
+                    raise RequestError(413, "too_long", f"A body may have {most_bytes} bytes at most.")
+    except TimeoutError:
+        raise RequestError(408, "too_slow", f"The body took longer than {within_s:g} s.") from None
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise BodyError(f"The body makes no sense: {wrong}.") from wrong
+    except msgspec.ValidationError as wrong:
+        raise RequestError(422, "bad_request", f"The body has another form: {wrong}.") from wrong
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        raise RequestError(400, "bad_request", f"The body is no JSON: {wrong}.") from wrong

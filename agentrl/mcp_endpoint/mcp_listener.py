@@ -19,15 +19,16 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.config.outside_access import OutsideAccess
-from agentrl.config.secrets import resolve_secret
+from agentrl.config.secrets import bearer_token
 from agentrl.errors import ConfigError
 from agentrl.http.token_server import listening
 from agentrl.mcp_endpoint import http_api
 from agentrl.mcp_endpoint.outside_sessions import OutsideSessions
 from agentrl.tokens.image_marks import shown
+from agentrl.toolbox import mcpapi
 from agentrl.toolbox.api_messages import ToolboxError, ToolInfo
 from agentrl.toolbox.mcp_connection import EFFECT_KEY
 from agentrl.toolbox.toolbox import Toolbox
@@ -35,7 +36,6 @@ from agentrl.toolbox.toolbox import Toolbox
 log = logging.getLogger("toolbox")
 PATH = "/mcp"
 MOST_BODY_BYTES = 4 << 20
-LEAST_TOKEN_CHARS = 16
 _VERSIONS = tuple(HANDSHAKE_PROTOCOL_VERSIONS)
 _HOSTS = ("127.0.0.1", "localhost")
 _SECURITY = TransportSecuritySettings(
@@ -46,10 +46,7 @@ _SECURITY = TransportSecuritySettings(
 
 def tokens_of(access: OutsideAccess) -> dict[str, str]:
     """The token of each program. Raises ConfigError."""
-    tokens = {name: resolve_secret(reference) for name, reference in access.references().items()}
-    for name, token in tokens.items():
-        if len(token) < LEAST_TOKEN_CHARS or not token.isascii() or not token.isprintable():
-            raise ConfigError(f"outside.tokens.{name} needs at least {LEAST_TOKEN_CHARS} printable ASCII characters.")
+    tokens = {name: bearer_token(f"outside.tokens.{name}", secret) for name, secret in access.references().items()}
     if len(set(tokens.values())) < len(tokens):
         raise ConfigError("outside.tokens has the same token twice.")
     return tokens
@@ -128,8 +125,8 @@ class _Listener:
 
     def __init__(self, toolbox: Toolbox, programs: Mapping[str, _Program], tokens: Mapping[str, str]) -> None:
         self._toolbox = toolbox
-        self._api = http_api.HttpApi(toolbox)
         self._programs = programs
+        self._apis = {name: http_api.build_app(toolbox, program.sessions) for name, program in programs.items()}
         self._tokens = {name: f"Bearer {token}".encode() for name, token in tokens.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,12 +134,13 @@ class _Listener:
         given = request.headers.get("authorization", "").encode()
         # Compares all of them, so the time taken does not reveal a near match.
         names = [name for name, token in self._tokens.items() if hmac.compare_digest(given, token)]
-        over_http = request.url.path.startswith(f"{http_api.PATH}/")
-        answer: Response | None = None
+        over_http = request.url.path.startswith(f"{mcpapi.PATH}/")
+        answer: ASGIApp | None = None
         if not names:
-            answer = _refusal(401, "A token of the run file (outside.tokens) is needed.", plain=over_http)
+            sentence = "A token of the run file (outside.tokens) is needed."
+            answer = http_api.without_token(sentence) if over_http else _refusal(401, sentence)
         elif over_http:
-            answer = await self._api.answer(Request(scope, receive), self._programs[names[0]].sessions)
+            answer = self._apis[names[0]]
         elif not self._exists(request.url.path):
             answer = _refusal(404, f"The tools are at {PATH}, those of one server at {PATH}/SERVER.")
         elif (
@@ -191,13 +189,7 @@ def _result(text: str, *, is_error: bool) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=is_error)
 
 
-def _refusal(status: int, sentence: str, *, plain: bool = False) -> JSONResponse:
-    body: dict[str, object] = {
-        "jsonrpc": "2.0",
-        "id": None,
-        "error": {"code": types.INVALID_REQUEST, "message": sentence},
-    }
-    if plain:
-        body = {"error": {"kind": "token", "message": sentence, "retry_after_s": 0.0}}
+def _refusal(status: int, sentence: str) -> Response:
+    error = {"code": types.INVALID_REQUEST, "message": sentence}
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    return JSONResponse(body, status, headers)
+    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status, headers)

@@ -8,10 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from agentrl.chat.template import Template
-from agentrl.engines.interface import NO_BYTES, CallRefusedError, Generated, Sampling
+from agentrl.engines.interface import CallRefusedError, EngineCall, Generated
 from agentrl.engines.openai_calls import OpenAiCalls
 
 _ROLES = {"tool": "user", "": "user"}
@@ -32,31 +30,22 @@ class ChatApiModel:
     async def close(self) -> None:
         await self._api.close()
 
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> Generated:
-        if images:
+    async def generate(self, call: EngineCall) -> Generated:
+        if call.images:
             raise CallRefusedError("A model behind an address gets no images, and this prompt shows some.")
         body = {
             "model": self._name,
             "messages": [
-                {"role": _ROLES.get(role, role), "content": text} for role, text in self._template.messages(ids)
+                {"role": _ROLES.get(role, role), "content": text} for role, text in self._template.messages(call.ids)
             ],
-            "max_tokens": min(self._max_tokens, sampling.max_new_tokens),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "max_tokens": min(self._max_tokens, call.sampling.max_new_tokens),
+            "temperature": call.sampling.temperature,
+            "top_p": call.sampling.top_p,
         }
-        answer = await self._api.answer(body, within_s=deadline_s)
+        answer = await self._api.answer(body, within_s=call.deadline_s)
         ids, cut = self._template.assistant(answer.text), answer.finish == "length"
-        if cut or len(ids) > sampling.max_new_tokens:
-            ids, cut = ids[:-1][: sampling.max_new_tokens] or ids, True
+        if cut or len(ids) > call.sampling.max_new_tokens:
+            ids, cut = ids[:-1][: call.sampling.max_new_tokens] or ids, True
         return Generated(
             ids=ids,
             log_probs=[0.0] * len(ids),

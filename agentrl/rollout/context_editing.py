@@ -67,7 +67,7 @@ class ContextEditor:
         if not self.active:
             return [*prompt, *ids, *added.ids]
         known = self._consumed if self._given == list(prompt) else [Segment("first", list(prompt))]
-        self._pending = [*known, Segment("model", list(ids)), added]
+        self._pending = [*known, Segment("model", ids), added]
         return _flat(self._pending)
 
     async def fitted(self, prompt: list[int], ask: Ask) -> list[int]:

@@ -32,7 +32,7 @@ from agentrl.rollout import tool_summaries
 from agentrl.rollout.context_editing import ContextEditor
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
-from agentrl.rollout.model_calls import ModelCalls, Wanted
+from agentrl.rollout.model_calls import LogicalCall, ModelCalls
 from agentrl.rollout.other_models import EpisodeModels
 from agentrl.rollout.shown_images import EpisodeImages
 from agentrl.rollout.tool_calls import ToolCalls
@@ -242,17 +242,18 @@ class Episode:
         self._close_turn(branch)
         self._branches.append(branch)
         began = datetime.now(UTC)
-        made = await self._models.make(self._wanted(index, prompt, min(self.limits.max_tokens, room), branch))
-        ended = made.finish == "stop" and bool(made.ids) and made.ids[-1] in self.template.stop_ids
-        text = self.template.tokenizer.decode(made.ids[:-1] if ended else made.ids)
+        finish = await self._models.make(self._logical_call(index, prompt, min(self.limits.max_tokens, room), branch))
+        ids = self.recorder.output_of(index)
+        ended = finish == "stop" and bool(ids) and ids[-1] in self.template.stop_ids
+        text = self.template.tokenizer.decode(ids[:-1] if ended else ids)
         parsed = tool_call_parsers.parse(self.environment.parser, text, self.tools)
         self._texts[index] = text
         self._open[branch] = index
         self.recorder.parsed(index, text, _parsed_calls(parsed), began)
         full = room <= self.limits.max_tokens
-        if made.finish == "length" and (full or not may_be_cut):
+        if finish == "length" and (full or not may_be_cut):
             raise EndedError(Outcome.CONTEXT_FULL if full else Outcome.TOKEN_LIMIT)
-        return Reply(made.ids, text, ended, parsed)
+        return Reply(ids, text, ended, parsed)
 
     async def _notes(self, prompt: list[int]) -> str:
         """A turn in which the model writes down what it knows."""
@@ -337,7 +338,7 @@ class Episode:
         for branch in list(self._open):
             self._close_turn(branch, last=True)
 
-    def _wanted(self, turn: int, prompt: list[int], most_tokens: int, branch: str) -> Wanted:
+    def _logical_call(self, turn: int, prompt: list[int], most_tokens: int, branch: str) -> LogicalCall:
         record = self.recorder.record
 
         def seed(call: int, kept: int) -> int:
@@ -351,7 +352,7 @@ class Episode:
                 kept=kept,
             )
 
-        return Wanted(
+        return LogicalCall(
             turn=turn,
             prompt=prompt,
             images=self.images.in_prompt(prompt),

@@ -44,19 +44,6 @@ _ANSWER = ("status", "output", "log_probs", "versions", "finish_reason", "engine
 _UNDER_WAY = (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING)
 
 
-@dataclasses.dataclass(slots=True)
-class KnownCall:
-    """A model call with its whole prompt."""
-
-    document: DispatchedSamplingTask
-    prompt: list[int]
-    output: list[int]
-
-    @property
-    def done(self) -> bool:
-        return self.document.status == CallStatus.DONE
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class _Draft:
     """A document as this process knows it, and the part that the writer did not get yet."""
@@ -83,8 +70,8 @@ class Recorder:
         self._owner = owner
         self._tree = TokenTree()
         self._next_call = 0
-        self._calls: dict[int, KnownCall] = {}
-        """The model calls with tokens."""
+        self._calls: dict[int, DispatchedSamplingTask] = {}
+        """The model calls with tokens, by index; their tokens are in the tree."""
         self._tool_calls: dict[str, ToolCall] = {}
         self._trunk: dict[str, int] = {}
         """The tool calls that a fork was given, with their turns."""
@@ -116,9 +103,17 @@ class Recorder:
 
     # ---- what is known ----
 
-    def calls_of(self, turn: int) -> list[KnownCall]:
+    def calls_of(self, turn: int) -> list[DispatchedSamplingTask]:
         """The stored calls of a turn that gave tokens, in their order."""
-        return [call for call in self._calls.values() if call.document.turn == turn]
+        return [call for call in self._calls.values() if call.turn == turn]
+
+    def prompt_of(self, call: DispatchedSamplingTask) -> list[int]:
+        """The whole prompt of a call, of which its document stores only the part that no other call has."""
+        return list(self._tree.prompt(call.index))
+
+    def output_of(self, turn: int) -> list[int]:
+        """The tokens that were sampled in a turn, by all its calls."""
+        return [token for call in self.calls_of(turn) for token in self._tree.output(call.index)]
 
     def tool_calls_of(self, turn: int) -> list[ToolCall]:
         return list(self._turns[turn].call.tool_calls) if turn in self._turns else []
@@ -147,7 +142,7 @@ class Recorder:
         versions = sorted({version for run in own for version, count in run if count})
         return Reached(
             turns=sum(draft.call.over_at is not None for draft in self._turns.values()),
-            generated_tokens=sum(len(call.output) for call in self._calls.values()),
+            generated_tokens=sum(len(self._tree.output(index)) for index in self._calls),
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
             versions=versions,
@@ -156,7 +151,8 @@ class Recorder:
     @property
     def own_tokens(self) -> int:
         """The number of generated tokens, without those of a fork's trunk."""
-        return sum(len(call.output) for call in self._calls.values() if call.document.turn >= self.trunk_turns)
+        own = [index for index, call in self._calls.items() if call.turn >= self.trunk_turns]
+        return sum(len(self._tree.output(index)) for index in own)
 
     @property
     def tree(self) -> TokenTree:
@@ -165,7 +161,7 @@ class Recorder:
     @property
     def context(self) -> set[int]:
         """Calls of the trunk of a branch, whose tokens do not train."""
-        return {index for index, call in self._calls.items() if call.document.context}
+        return {index for index, call in self._calls.items() if call.context}
 
     @property
     def trunk_turns(self) -> int:
@@ -190,7 +186,7 @@ class Recorder:
     @property
     def runs(self) -> dict[int, list[tuple[int, int]]]:
         """The versions of each call's output."""
-        return {index: call.document.versions for index, call in self._calls.items()}
+        return {index: call.versions for index, call in self._calls.items()}
 
     # ---- model calls ----
 
@@ -225,7 +221,7 @@ class Recorder:
         call.output = pack_ids(made.ids)
         call.log_probs = pack_floats(made.log_probs)
         call.versions = version_runs.joined(made.versions)
-        self._remember(call, prompt, list(made.ids))
+        self._remember(call, prompt, made.ids)
         self._turns[call.turn] = draft = self._answered(call)
         if call.status == CallStatus.PARTIAL:
             self._write(draft)
@@ -351,13 +347,13 @@ class Recorder:
     def _refuse_without_trunk(self) -> None:
         """Refuses a fork without the calls of its base: it would sample its trunk again, and train what must not
         train."""
-        there = {call.document.turn for call in self._calls.values() if call.done}
+        there = {call.turn for call in self._calls.values() if call.status == CallStatus.DONE}
         if self.record.fork is not None and (gone := {*range(self.trunk_turns)} - there):
             why = f"turn {min(gone)} of its base {self.record.fork.base} is not stored any more"
             raise EndedError(Outcome.NOT_REPRODUCIBLE, why)
 
     def _remember(self, document: DispatchedSamplingTask, prompt: list[int], output: list[int]) -> None:
-        self._calls[document.index] = KnownCall(document, prompt, output)
+        self._calls[document.index] = document
         self._tree.insert(document.index, prompt, output)
 
     def _answered(self, call: DispatchedSamplingTask) -> _Draft:

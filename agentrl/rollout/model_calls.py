@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +23,7 @@ from agentrl.engines.interface import (
     CallRefusedError,
     Engine,
     EngineBusyError,
+    EngineCall,
     EngineError,
     EngineGoneError,
     EngineRubbishError,
@@ -35,6 +35,7 @@ from agentrl.engines.interface import (
 from agentrl.engines.routing import Candidate
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, Outcome
 from agentrl.policies.sampling_rule import SamplingRule
+from agentrl.policies.status_tables import CallStatus
 from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
@@ -55,16 +56,9 @@ Wait = Callable[[str, str, float], AbstractContextManager[None]]
 """Arguments: what the call waits for, on which unit, and the longest time; `agentrl why` shows them."""
 
 
-class Made(NamedTuple):
-    """The output of a logical call."""
-
-    ids: list[int]
-    finish: Finish
-
-
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A logical call."""
+class LogicalCall:
+    """What the model is asked in one turn."""
 
     turn: int
     prompt: list[int]
@@ -106,35 +100,33 @@ class ModelCalls:
         self._failed_at: set[str] = set()
         """Engines that failed the present call; another engine gets it, if there is one."""
 
-    async def make(self, wanted: Wanted) -> Made:
-        """Makes the call, starting from what is stored of this turn."""
-        known = self._recorder.calls_of(wanted.turn)
-        if known and known[0].prompt != wanted.prompt:
-            if wanted.turn < self._recorder.trunk_turns:
+    async def make(self, logical: LogicalCall) -> Finish:
+        """Makes the call, starting from what is stored of this turn. The recorder has its tokens."""
+        stored = self._recorder.calls_of(logical.turn)
+        if stored and self._recorder.prompt_of(stored[0]) != logical.prompt:
+            if logical.turn < self._recorder.trunk_turns:
                 raise EndedError(
-                    Outcome.NOT_REPRODUCIBLE, f"the loop asks another prompt in turn {wanted.turn} than the base did"
+                    Outcome.NOT_REPRODUCIBLE, f"the loop asks another prompt in turn {logical.turn} than the base did"
                 )
             raise EndedError(Outcome.LOOP_FAILED, "the loop asks another prompt than before it was handed over")
-        kept = [token for call in known for token in call.output]
-        if known and known[-1].done:
-            return Made(kept, _finish(known[-1].document.finish_reason))
+        if stored and stored[-1].status == CallStatus.DONE:
+            return "length" if stored[-1].finish_reason == "length" else "stop"
         failures: list[_FruitlessError] = []
         self._failed_at.clear()
         while len(failures) < MOST_FRUITLESS:
-            room = wanted.most_tokens - len(kept)
+            kept = self._recorder.output_of(logical.turn)
+            room = logical.most_tokens - len(kept)
             if room <= 0:
-                return Made(kept, "length")
+                return "length"
             try:
-                made = await self._request(wanted, kept, room)
+                answer = await self._request(logical, kept, room)
             except _FruitlessError as failed:
                 failures.append(failed)
                 continue
-            kept += made.ids
-            if made.finish != "abort":
-                return Made(kept, made.finish)
+            if answer.finish != "abort":
+                return answer.finish
             self._raise_if_leaving()
-            known = self._recorder.calls_of(wanted.turn)
-            if made.ids:
+            if answer.ids:
                 failures.clear()
             else:
                 failures.append(_FruitlessError(Outcome.ENGINE_FAILED, "the engine aborts the call again and again"))
@@ -151,17 +143,17 @@ class ModelCalls:
 
     # ---- one request ----
 
-    async def _request(self, wanted: Wanted, kept: Sequence[int], room: int) -> Generated:
+    async def _request(self, logical: LogicalCall, kept: Sequence[int], room: int) -> Generated:
         """Raises _FruitlessError if the request gave no token and may be made again."""
-        engine = await self._engine(wanted.version)
-        prompt = [*wanted.prompt, *kept]
+        engine = await self._engine(logical.version)
+        prompt = [*logical.prompt, *kept]
         sampling = Sampling(
-            **msgspec.structs.asdict(wanted.rule),
+            **msgspec.structs.asdict(logical.rule),
             max_new_tokens=room,
-            stop_token_ids=wanted.stop_ids,
-            seed=wanted.seed(self._recorder.next_index, len(kept)),
+            stop_token_ids=logical.stop_ids,
+            seed=logical.seed(self._recorder.next_index, len(kept)),
         )
-        call = self._recorder.sent(wanted.turn, prompt, sampling, engine.name, wanted.branch)
+        call = self._recorder.sent(logical.turn, prompt, sampling, engine.name, logical.branch)
         client = self._directory.client(engine)
         self._under_way[call.id] = client
         sent_at = time.monotonic()
@@ -174,17 +166,19 @@ class ModelCalls:
             ):
                 span.set(gen_ai__provider__name="agentrl", gen_ai__conversation__id=self._recorder.record.id)
                 span.set(agentrl__call=call.id, agentrl__engine=engine.name, gen_ai__request__max_tokens=room)
-                made = await client.generate(
-                    call.id,
-                    prompt,
-                    sampling,
-                    deadline_s=self._call_s,
-                    version=wanted.version,
-                    images=wanted.images,
+                answer = await client.generate(
+                    EngineCall(
+                        call.id,
+                        prompt,
+                        sampling,
+                        deadline_s=self._call_s,
+                        version=logical.version,
+                        images=logical.images,
+                    )
                 )
-                span.set(gen_ai__usage__input_tokens=len(prompt), gen_ai__usage__output_tokens=len(made.ids))
-                span.set(agentrl__finish=made.finish)
-            if problem := self._problem_of(made, room):
+                span.set(gen_ai__usage__input_tokens=len(prompt), gen_ai__usage__output_tokens=len(answer.ids))
+                span.set(agentrl__finish=answer.finish)
+            if problem := self._problem_of(answer, room):
                 raise EngineRubbishError(problem)
         except EngineError as failed:
             why = f"{engine.name}: {failed}"
@@ -197,8 +191,8 @@ class ModelCalls:
         finally:
             self._under_way.pop(call.id, None)
             self._directory.answered(engine)
-        self._recorder.answered(call, prompt, made)
-        return made
+        self._recorder.answered(call, prompt, answer)
+        return answer
 
     async def _after_failure(self, engine: Candidate, failed: EngineError) -> None:
         """Returns when it is time to try again; raises EndedError if the same refusal would only come again."""
@@ -227,18 +221,18 @@ class ModelCalls:
                     return found
         raise EndedError(Outcome.ENGINE_FAILED, f"there was not {what} within {ENGINE_WITHIN_S:g} s")
 
-    def _problem_of(self, made: Generated, room: int) -> str:
+    def _problem_of(self, answer: Generated, room: int) -> str:
         """Empty, or why a model cannot have generated this."""
-        if len(made.log_probs) != len(made.ids) or sum(count for _, count in made.versions) != len(made.ids):
-            return f"{len(made.ids)} ids, {len(made.log_probs)} log-probs and versions {made.versions} do not fit"
-        if len(made.ids) > room:
-            return f"{len(made.ids)} tokens, and at most {room} were allowed"
-        if any(not 0 <= token < self._vocabulary for token in made.ids):
+        if len(answer.log_probs) != len(answer.ids) or sum(count for _, count in answer.versions) != len(answer.ids):
+            return f"{len(answer.ids)} ids, {len(answer.log_probs)} log-probs and versions {answer.versions} do not fit"
+        if len(answer.ids) > room:
+            return f"{len(answer.ids)} tokens, and at most {room} were allowed"
+        if any(not 0 <= token < self._vocabulary for token in answer.ids):
             return f"an id outside of the vocabulary of {self._vocabulary}"
-        if any(not math.isfinite(value) or value > LOG_PROB_SLACK for value in made.log_probs):
+        if any(not math.isfinite(value) or value > LOG_PROB_SLACK for value in answer.log_probs):
             return "a log-prob that is not finite or above 0"
-        if not made.ids and made.finish != "abort":
-            return f"no token, and yet it ended by {made.finish}"
+        if not answer.ids and answer.finish != "abort":
+            return f"no token, and yet it ended by {answer.finish}"
         return ""
 
     async def _pause(self, seconds: float) -> None:
@@ -259,7 +253,3 @@ class _FruitlessError(Exception):
         super().__init__(error)
         self.outcome = outcome
         self.error = error
-
-
-def _finish(reason: str) -> Finish:
-    return "length" if reason == "length" else "stop"

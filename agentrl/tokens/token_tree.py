@@ -98,6 +98,13 @@ class TokenTree:
             node = node.parent
         return tuple(reversed(way))
 
+    def prompt(self, call_index: int) -> Sequence[int]:
+        """The whole prompt of a call."""
+        return self._calls[call_index].prompt
+
+    def output(self, call_index: int) -> Sequence[int]:
+        return self._calls[call_index].output
+
     def ids(self, span: Span) -> list[int]:
         """The tokens of a span."""
         call = self._calls[span.call]

@@ -1,4 +1,4 @@
-"""The HTTP API of the toolbox: `/mcpapi`.
+"""The HTTP API of the toolbox, `/mcpapi`, for samplers and the steward.
 
 Invariants:
 - Every request needs the token of the run.
@@ -9,57 +9,44 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrl.config.http_token import RunToken
 from agentrl.http import kept_traces
-from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
-from agentrl.policies.replay_verdicts import ToolEffect
+from agentrl.http.token_server import Act, Application, Guard, RequestError, Route, body_of
+from agentrl.toolbox import mcpapi
 from agentrl.toolbox.api_messages import (
-    BadRequestError,
     CallTool,
     OpenSession,
     Refusal,
     RefusalBody,
     ToolboxError,
-    ToolInfo,
-    WrongTokenError,
     refusal_of,
 )
+from agentrl.toolbox.mcpapi import Operation, Tools
 from agentrl.toolbox.toolbox import Toolbox
 
 log = logging.getLogger("toolbox")
 
 
-class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool in a list; callers use its `id`."""
-
-    id: str
-    server: str
-    name: str
-    description: str
-    schema: dict[str, Any]
-    effect: ToolEffect | Literal[""] = ""
-    """The effect that the server declares; empty if it declares none."""
-
-
 def build_app(toolbox: Toolbox, token: str | RunToken) -> Application:
     handlers = _Handlers(toolbox)
-    table = (
-        Route("/mcpapi/servers", "GET", handlers.servers),
-        Route("/mcpapi/tools", "GET", handlers.tools),
-        Route("/mcpapi/server/{server:path}/tools", "GET", handlers.tools),
-        Route("/mcpapi/statistics", "GET", handlers.statistics),
-        Route("/mcpapi/session", "POST", handlers.open),
-        Route("/mcpapi/session/{id:path}", "DELETE", handlers.close),
-        Route("/mcpapi/tool/{tool:path}", "POST", handlers.call),
-        kept_traces.ROUTE,
-    )
-    return Application(table, lambda act: _guarded(token, act))
+    acts = {
+        mcpapi.SERVERS: handlers.servers,
+        mcpapi.TOOLS: handlers.tools,
+        mcpapi.TOOLS_OF_SERVER: handlers.tools,
+        mcpapi.STATISTICS: handlers.statistics,
+        mcpapi.OPEN: handlers.open,
+        mcpapi.CLOSE: handlers.close,
+        mcpapi.CALL: handlers.call,
+    }
+    return Application([*routes(acts), kept_traces.ROUTE], Guard("The toolbox", log, refusal, token=token))
 
 
 class _Handlers:
@@ -69,66 +56,49 @@ class _Handlers:
         self._toolbox = toolbox
 
     async def servers(self, request: Request) -> Response:
-        return _json({"servers": self._toolbox.servers()})
+        return json({"servers": self._toolbox.servers()})
 
     async def tools(self, request: Request) -> Response:
         found = self._toolbox.tools(request.path_params.get("server", ""))
-        return _json({"tools": [_entry(tool) for tool in found]})
+        return json(Tools(tools=tuple(mcpapi.entry(tool, tool.effect) for tool in found)))
 
     async def statistics(self, request: Request) -> Response:
-        return _json({"tools": self._toolbox.statistics.all()})
+        return json({"tools": self._toolbox.statistics.all()})
 
     async def open(self, request: Request) -> Response:
-        return _json(await self._toolbox.open(await body_of(request, OpenSession)))
+        return json(await self._toolbox.open(await body_of(request, OpenSession)))
 
     async def close(self, request: Request) -> Response:
-        await self._toolbox.close(request.path_params["id"])
+        await self._toolbox.close(request.path_params["session"])
         if request.query_params.get("forget"):
-            self._toolbox.forget(request.path_params["id"])
-        return _json({})
+            self._toolbox.forget(request.path_params["session"])
+        return json({})
 
     async def call(self, request: Request) -> Response:
-        return _json(await self._toolbox.call(request.path_params["tool"], await body_of(request, CallTool)))
+        return json(await self._toolbox.call(request.path_params["tool"], await body_of(request, CallTool)))
 
 
-def _entry(tool: ToolInfo) -> ToolEntry:
-    return ToolEntry(
-        id=tool.id,
-        server=tool.server,
-        name=tool.name,
-        description=tool.description,
-        schema=tool.schema,
-        effect=tool.effect,
-    )
+# ---- what all listeners of `/mcpapi` share ----
 
 
-def _guarded(token: str | RunToken, act: Act) -> Act:
-    """Check the token, then turn every error into an answer with a sentence."""
-
-    async def answer(request: Request) -> Response:
-        if not bears(request, token):
-            wrong = WrongTokenError("The toolbox needs the token of its run.")
-            return _refused(wrong, {"WWW-Authenticate": "Bearer"})
-        try:
-            return await act(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except BodyError as wrong:
-            return _refused(BadRequestError(wrong.message), {})
-        except ToolboxError as refused:
-            wait_s = refused.retry_after_s
-            return _refused(refused, {"Retry-After": f"{wait_s:.1f}"} if wait_s else {})
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
-            body = RefusalBody(error=Refusal(message="The toolbox failed unexpectedly; its log has the traceback."))
-            return _json(body, 500)
-
-    return answer
+def routes(acts: Mapping[Operation, Act]) -> list[Route]:
+    """The routes of a listener that offers these operations."""
+    return [
+        Route(mcpapi.PATH + operation.path.replace("}", ":path}"), operation.method, act)
+        for operation, act in acts.items()
+    ]
 
 
-def _refused(error: ToolboxError, headers: dict[str, str]) -> Response:
-    return _json(refusal_of(error), error.http_status, headers)
+def refusal(failed: Exception) -> Response | None:
+    match failed:
+        case RequestError():
+            return json(RefusalBody(error=Refusal(kind=failed.kind, message=failed.message)), failed.status)
+        case ToolboxError():
+            wait_s = math.ceil(failed.retry_after_s)
+            return json(refusal_of(failed), failed.http_status, {"Retry-After": str(wait_s)} if wait_s else {})
+        case _:
+            return None
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, headers=headers, media_type="application/json")

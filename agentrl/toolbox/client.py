@@ -9,10 +9,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from types import TracebackType
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
@@ -20,6 +19,7 @@ from agentrl.config.http_token import RunToken
 from agentrl.http import run_hosts
 from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient
 from agentrl.policies.outcomes import tool_call_within_s
+from agentrl.toolbox import mcpapi
 from agentrl.toolbox.api_messages import (
     CallAnswer,
     CallTool,
@@ -39,6 +39,7 @@ ANSWER_WITHIN_S = 10.0
 LONGEST_CALL_S = 3600.0
 """For a call without a time limit of its own."""
 TRIES = 2
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 T = TypeVar("T")
 
 
@@ -74,15 +75,15 @@ class ToolboxClient:
         await self._http.close()
 
     async def servers(self) -> tuple[ServerInfo, ...]:
-        return (await self._request("GET", "/mcpapi/servers", _Servers)).servers
+        return (await self._request(mcpapi.SERVERS, _Servers)).servers
 
     async def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
         """All tools, or those of one server."""
-        path = f"/mcpapi/server/{_quoted(server)}/tools" if server else "/mcpapi/tools"
-        return (await self._request("GET", path, _Tools)).tools
+        operation = mcpapi.TOOLS_OF_SERVER if server else mcpapi.TOOLS
+        return (await self._request(operation, _Tools, {"server": server} if server else {})).tools
 
     async def statistics(self) -> tuple[ToolStatistics, ...]:
-        return (await self._request("GET", "/mcpapi/statistics", _Statistics)).tools
+        return (await self._request(mcpapi.STATISTICS, _Statistics)).tools
 
     async def open(
         self, session: str, servers: Iterable[str], *, wait_s: float = 30.0, replays: bool = False
@@ -92,7 +93,7 @@ class ToolboxClient:
         Raises QuotaError or UnavailableError (try again later), SessionError, UnknownToolError.
         """
         body = OpenSession(id=session, servers=tuple(servers), wait_s=wait_s, replays=replays)
-        return await self._request("POST", "/mcpapi/session", Opened, body, within_s=wait_s + ANSWER_WITHIN_S)
+        return await self._request(mcpapi.OPEN, Opened, body=body, within_s=wait_s + ANSWER_WITHIN_S)
 
     async def call(
         self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float = 0.0
@@ -104,29 +105,29 @@ class ToolboxClient:
         """
         body = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
         within_s = tool_call_within_s(timeout_s or LONGEST_CALL_S)
-        return await self._request(
-            "POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", CallAnswer, body, within_s=within_s
-        )
+        return await self._request(mcpapi.CALL, CallAnswer, {"tool": f"{server}.{tool}"}, body=body, within_s=within_s)
 
     async def close(self, session: str, *, forget: bool = False) -> None:
         """Close a session and cancel its calls. To close it twice is harmless. `forget`: with its calls, so that a
         session with this id can be opened and called again."""
-        await self._request("DELETE", f"/mcpapi/session/{_quoted(session)}{'?forget=1' if forget else ''}", dict)
+        await self._request(mcpapi.CLOSE, dict, {"session": session}, query="?forget=1" if forget else "")
 
     async def _request(
         self,
-        method: str,
-        path: str,
+        operation: mcpapi.Operation,
         kind: type[T],
-        body: msgspec.Struct | None = None,
+        names: Mapping[str, str] = NO_NAMES,
         *,
+        query: str = "",
+        body: msgspec.Struct | None = None,
         within_s: float = ANSWER_WITHIN_S,
     ) -> T:
         """Send a request; all requests are idempotent."""
+        path = f"{mcpapi.PATH}{operation.at(**names)}{query}"
         data = b"" if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(within_s):
-                status, answer = await self._send(method, path, data)
+                status, answer = await self._send(operation.method, path, data)
         except TimeoutError:
             raise ToolboxGoneError(f"The toolbox at {self.url} did not answer within {within_s:g} s.") from None
         try:
@@ -148,8 +149,3 @@ class ToolboxClient:
             except BodyTooLargeError as endless:
                 raise ToolboxError(f"{self.url}{path} does not answer as a toolbox: {endless}.") from endless
         raise ToolboxGoneError(f"The toolbox at {self.url} cannot be reached: {why}.")
-
-
-def _quoted(text: str) -> str:
-    """Ids have slashes and hashes."""
-    return quote(text, safe="")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import httpx2
 import mcp_types as types
@@ -24,7 +24,8 @@ import msgspec
 from mcp.client.subscriptions import ListenNotSupportedError
 
 from agentrl.config.data_plane import MCPAPI_ADDRESS
-from agentrl.toolbox.api_messages import RefusalBody, UnknownToolError
+from agentrl.toolbox import mcpapi
+from agentrl.toolbox.api_messages import CallTool, RefusalBody, UnknownToolError
 from agentrl.toolbox.http_peer import JSON, HttpPeer
 from agentrl.toolbox.mcp_connection import (
     EFFECT_KEY,
@@ -35,7 +36,7 @@ from agentrl.toolbox.mcp_connection import (
     ServerFaultError,
     SessionForgottenError,
 )
-from agentrl.toolbox.mcpapi_messages import CallOutsideTool, Closed, OpenOutsideSession, OutsideAnswer, Tools
+from agentrl.toolbox.mcpapi import Closed, OpenOutsideSession, OutsideAnswer, Tools
 
 MOST_TOOLS = 10_000
 MOST_MESSAGE_CHARS = 500
@@ -100,9 +101,7 @@ class _Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        closing = [
-            self._request("DELETE", f"/session/{_quoted(session)}", Closed) for session in self._sessions.values()
-        ]
+        closing = [self._request(mcpapi.CLOSE, Closed, {"session": session}) for session in self._sessions.values()]
         try:
             async with asyncio.timeout(CLOSED_WITHIN_S):
                 await asyncio.gather(*closing, return_exceptions=True)
@@ -116,9 +115,10 @@ class _Client:
 
     async def list_tools(self, *, cursor: str | None = None) -> types.ListToolsResult:
         """Raises RuntimeError."""
-        path = f"/server/{_quoted(self._server)}/tools" if self._server else "/tools"
+        operation = mcpapi.TOOLS_OF_SERVER if self._server else mcpapi.TOOLS
+        names = {"server": self._server} if self._server else {}
         try:
-            found = (await self._request("GET", path, Tools)).tools
+            found = (await self._request(operation, Tools, names)).tools
         except _RefusedError as refused:
             raise RuntimeError(self._sentence(refused)) from None
         if len(found) > MOST_TOOLS:
@@ -145,8 +145,8 @@ class _Client:
         call = uuid.uuid4().hex
 
         def ask(left_s: float) -> Coroutine[Any, Any, OutsideAnswer]:
-            body = CallOutsideTool(session=session, call=call, arguments=arguments, timeout_s=left_s)
-            return self._request("POST", f"/tool/{_quoted(id)}", OutsideAnswer, body)
+            body = CallTool(session=session, call=call, arguments=arguments, timeout_s=left_s)
+            return self._request(mcpapi.CALL, OutsideAnswer, {"tool": id}, body)
 
         try:
             answer = await self._patiently(ask, ends_at)
@@ -160,7 +160,7 @@ class _Client:
 
         def ask(left_s: float) -> Coroutine[Any, Any, Any]:
             body = OpenOutsideSession(id=session, servers=(server,), wait_s=left_s)
-            return self._request("POST", "/session", msgspec.Raw, body)
+            return self._request(mcpapi.OPEN, msgspec.Raw, {}, body)
 
         try:
             async with asyncio.timeout_at(ends_at), self._opening:
@@ -225,8 +225,15 @@ class _Client:
             return str(refused)
         return f"it refused the token, check tools.{self._connection.name}.token ({refused})"
 
-    async def _request(self, method: str, path: str, kind: type[_T], body: msgspec.Struct | None = None) -> _T:
+    async def _request(
+        self,
+        operation: mcpapi.Operation,
+        kind: type[_T],
+        names: Mapping[str, str],
+        body: msgspec.Struct | None = None,
+    ) -> _T:
         """Raises _FailedRequestError."""
+        method, path = operation.method, operation.at(**names)
         content = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": JSON, "Accept": JSON}
         data = b""
@@ -266,7 +273,3 @@ def _refused(answer: httpx2.Response, data: bytes) -> _RefusedError:
 
 def _left(ends_at: float) -> float:
     return ends_at - asyncio.get_running_loop().time()
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="")

@@ -32,7 +32,8 @@ class BrokenTrajectoryError(AgentrlError):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A span with its tokens. Sequences are turned into arrays."""
+    """A span with its tokens. Arrays are kept as they are: those of a record are views of its stored bytes, and packing
+    gives all of them the types of a step. Other sequences are turned into arrays."""
 
     parent: int
     """Index of the segment before it; ROOT if it begins a sequence."""
@@ -52,8 +53,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The reward that the environment gave after its last token. Only a critic uses it."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "ids", np.asarray(self.ids, dtype=np.int64))
-        msgspec.structs.force_setattr(self, "log_probs", np.asarray(self.log_probs, dtype=np.float64))
+        for name, kind in (("ids", np.int64), ("log_probs", np.float64)):
+            if not isinstance(given := getattr(self, name), np.ndarray):
+                msgspec.structs.force_setattr(self, name, np.asarray(given, dtype=kind))
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -274,13 +274,13 @@ def _row(ids: Array, positions: Array, ends: Array, trained: Sequence[_Trained])
     asked, which = np.unique(np.stack((parents, temperatures)), axis=1, return_inverse=True)
     pairs = Pairs(
         asked=which.reshape(-1),
-        target=_joined([segment.ids for segment in segments]),
+        target=_joined([segment.ids for segment in segments]).astype(np.int64),
         record=np.repeat([one.trajectory for one in trained], sizes).astype(np.int64),
-        behaviour=_joined([segment.log_probs for segment in segments]),
+        behaviour=_joined([segment.log_probs for segment in segments]).astype(np.float64),
         version=version_of_each_token(segments),
         order=_joined([one.first + np.arange(size) for one, size in zip(trained, sizes, strict=True)]),
     )
-    return Row(ids, positions, ends, asked[0].astype(np.int64), asked[1], pairs)
+    return Row(ids.astype(np.int64), positions, ends, asked[0].astype(np.int64), asked[1], pairs)
 
 
 def _joined(arrays: Sequence[Array]) -> Array:

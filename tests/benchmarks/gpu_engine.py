@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.interface import Sampling
+from agentrl.engines.interface import EngineCall, Sampling
 from tests.benchmarks.gpu_step import SHAPES, WORDS
 
 PROMPT, OUTPUT, GROUP = 512, 256, 8
@@ -57,7 +57,7 @@ async def measure(directory: Path, slots: int) -> dict[str, float | str]:
 
     async def ask(number: int, prompt: list[int], tokens: int) -> int:
         sampling = Sampling(max_new_tokens=tokens)
-        return len((await engine.generate(f"t{number}/c0", prompt, sampling, deadline_s=300)).ids)
+        return len((await engine.generate(EngineCall(f"t{number}/c0", prompt, sampling, deadline_s=300))).ids)
 
     prompts = [[chance.randrange(WORDS) for _ in range(PROMPT)] for _ in range(-(-slots // GROUP))]
     await ask(-1, prompts[0][:64], 4)

@@ -39,7 +39,7 @@ from agentrl.config.load import load_config
 from agentrl.config.policy_rules import policy_loss
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.interface import Sampling
+from agentrl.engines.interface import EngineCall, Sampling
 from agentrl.policies import batch_cut, group_closing
 from agentrl.policies.admission_capacity import Counts, Plan, capacity
 from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted
@@ -302,7 +302,9 @@ class OneProcess:
         malformed = turns = 0
         while True:
             made = await self._engine.generate(
-                f"{name}/c{turns}", ids, self._sampling(name, turns, len(ids), temperature), deadline_s=DEADLINE_S
+                EngineCall(
+                    f"{name}/c{turns}", ids, self._sampling(name, turns, len(ids), temperature), deadline_s=DEADLINE_S
+                )
             )
             turns += 1
             segments.append(Segment(parent=len(segments) - 1 if segments else ROOT, ids=addition))

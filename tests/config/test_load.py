@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config import introspection, show
+from agentrl.config.contradictions import RESERVED_GROUPS
 from agentrl.config.load import RESERVED_VARIABLES, Loaded, load_config
 from agentrl.config.placeholders import PLACEHOLDERS
-from agentrl.config.run import RESERVED_GROUPS, RunConfig
+from agentrl.config.run import RunConfig
 from agentrl.config.serialization import config_from_plain
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.host.spawn_environment import Home, filled

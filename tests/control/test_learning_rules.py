@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from agentrl.control.alerts.builtin_rules import LEARNING_RULES
+from agentrl.control.alerts.learning_rules import BANDS
 from agentrl.control.state.knob_registry import KnobChange
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.policies import step_alarms
@@ -254,8 +254,8 @@ def test_groups_without_signal_are_shown_as_counts() -> None:
 
 
 def test_every_learning_rule_has_a_bad_series() -> None:
-    assert {rule.name for rule in LEARNING_RULES} == set(BAD)
-    assert {metric.name for rule in LEARNING_RULES for metric in (*rule.metrics, *rule.beside)} <= LEARNING.keys()
+    assert {rule.name for rule in BANDS} == set(BAD)
+    assert {metric.name for rule in BANDS for metric in (*rule.metrics, *rule.beside)} <= LEARNING.keys()
 
 
 def test_policy_that_learns_quickly_raises_no_alert() -> None:

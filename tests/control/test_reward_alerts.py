@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentrl.control.alerts import reward_conditions
+from agentrl.control.alerts import reward_rules
 from agentrl.control.state import unit_metrics
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.policies.reward_watch import Watched
@@ -33,11 +33,11 @@ def reported() -> Any:
 
 
 def test_each_environment_has_its_alerts() -> None:
-    for condition in (reward_conditions.longer_is_better, reward_conditions.votes_split):
+    for condition in (reward_rules.longer_is_better, reward_rules.votes_split):
         assert len(list(condition(reported(), (), 1.0))) == ENVIRONMENTS
 
 
 def test_numbers_that_were_dropped_raise_no_alert_and_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_metrics, "MOST_METRICS", 500)
-    for condition in (reward_conditions.longer_is_better, reward_conditions.votes_split):
+    for condition in (reward_rules.longer_is_better, reward_rules.votes_split):
         assert len(list(condition(reported(), (), 1.0))) < ENVIRONMENTS

@@ -14,7 +14,7 @@ import pytest
 from agentrl.config.load import load_config
 from agentrl.engines.device_turns import DeviceTurns
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.interface import Sampling
+from agentrl.engines.interface import EngineCall, Sampling
 from agentrl.engines.publication_follower import PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.errors import ConfigError
@@ -62,7 +62,9 @@ async def test_engine_leaves_the_device_for_the_trainer_and_comes_back(
         await aeventually(lambda: serves(database, 1))
         begun = asyncio.Event()
         call = asyncio.create_task(
-            engine.generate("r", [4, 5], Sampling(max_new_tokens=250), deadline_s=60, on_progress=lambda _: begun.set())
+            engine.generate(
+                EngineCall("r", [4, 5], Sampling(max_new_tokens=250), deadline_s=60), on_progress=lambda _: begun.set()
+            )
         )
         await begun.wait()
         now = 10.0
@@ -74,7 +76,9 @@ async def test_engine_leaves_the_device_for_the_trainer_and_comes_back(
         )
         assert engine._slots._kept is None, "the engine releases its cache"
         await publish(database, second)
-        late = asyncio.create_task(engine.generate("late", [4, 5], Sampling(max_new_tokens=3), deadline_s=60))
+        late = asyncio.create_task(
+            engine.generate(EngineCall("late", [4, 5], Sampling(max_new_tokens=3), deadline_s=60))
+        )
         done, _ = await asyncio.wait([late], timeout=0.5)
         assert not done
         assert follower.version == 1, "the engine loads nothing during the turn of the trainer"

@@ -23,7 +23,7 @@ from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Canary
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.http_server import build_app
-from agentrl.engines.interface import CallRefusedError, Sampling, VersionNotServedError, WeightsRefusedError
+from agentrl.engines.interface import CallRefusedError, EngineCall, Sampling, VersionNotServedError, WeightsRefusedError
 from agentrl.engines.openai_engine import OpenAiEngine
 from agentrl.engines.vllm.vllm_engine import VllmEngine
 from agentrl.errors import ConfigError
@@ -60,26 +60,30 @@ async def test_a_vllm_server_keeps_the_contract_of_engines(
     socket = engine._server._place / "socket"  # type: ignore[union-attr]
     assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
     # Log-probs have the temperature of the call, and the output contains the stop token.
-    made = await client.generate("a/c0", PROMPT, Sampling(max_new_tokens=12, temperature=0.7, seed=3), deadline_s=60)
+    made = await client.generate(
+        EngineCall("a/c0", PROMPT, Sampling(max_new_tokens=12, temperature=0.7, seed=3), deadline_s=60)
+    )
     expected = first.log_probs([*PROMPT, *made.ids], 0.7)[len(PROMPT) - 1 :]
     assert made.log_probs == pytest.approx(expected, abs=1e-4)
     assert (made.finish, made.versions) == ("length", [(1, 12)])
     greedy = first.greedy(PROMPT, 5)
     stopped = await client.generate(
-        "a/c1", PROMPT, Sampling(max_new_tokens=12, temperature=0.0, stop_token_ids=(greedy[1],)), deadline_s=60
+        EngineCall(
+            "a/c1", PROMPT, Sampling(max_new_tokens=12, temperature=0.0, stop_token_ids=(greedy[1],)), deadline_s=60
+        )
     )
     assert (stopped.finish, stopped.ids) == ("stop", greedy[: greedy.index(greedy[1]) + 1])
     assert await client.score(PROMPT, deadline_s=60) == pytest.approx(first.log_probs(PROMPT), abs=1e-4)
     with pytest.raises(VersionNotServedError):
-        await client.generate("a/c2", PROMPT, Sampling(), deadline_s=60, version=9)
+        await client.generate(EngineCall("a/c2", PROMPT, Sampling(), deadline_s=60, version=9))
     with pytest.raises(CallRefusedError):
-        await client.generate("a/c3", [99_999], Sampling(), deadline_s=60)
+        await client.generate(EngineCall("a/c3", [99_999], Sampling(), deadline_s=60))
 
     # An update ends a running call with its output so far, and later calls use only the new weights.
     async def stopped_by_an_update() -> bool:
         """Whether an update ended the call. On a busy machine the call may have all its tokens before the update."""
         await client.update(str(first.path), 1)
-        parts = client.stream("b/c0", PROMPT, Sampling(max_new_tokens=240, seed=1), deadline_s=60)
+        parts = client.stream(EngineCall("b/c0", PROMPT, Sampling(max_new_tokens=240, seed=1), deadline_s=60))
         seen = [await anext(parts)]
         update = asyncio.create_task(client.update(str(second.path), 2))
         seen += [part async for part in parts]
@@ -89,18 +93,22 @@ async def test_a_vllm_server_keeps_the_contract_of_engines(
 
     await aeventually(stopped_by_an_update, what="a call that ends with what it has")
     assert (await client.load()).version == 2
-    now = await client.generate("b/c1", PROMPT, Sampling(max_new_tokens=5, temperature=0.0), deadline_s=60)
+    now = await client.generate(EngineCall("b/c1", PROMPT, Sampling(max_new_tokens=5, temperature=0.0), deadline_s=60))
     assert (now.ids, now.versions) == (second.greedy(PROMPT, 5), [(2, 5)])
     # Weights with a different canary are refused, and the version before them still serves.
     manifest = manifests.read(first.path)
     wrong = Canary(manifest.canary.ids, [[value - 1.0 for value in one] for one in manifest.canary.log_probs])
     with pytest.raises(WeightsRefusedError, match="canary differs"):
         await engine.update(str(first.path), 3, manifests.Manifest(manifest.files, wrong))
-    again = await client.generate("b/c2", PROMPT, Sampling(max_new_tokens=5, temperature=0.0), deadline_s=60)
+    again = await client.generate(
+        EngineCall("b/c2", PROMPT, Sampling(max_new_tokens=5, temperature=0.0), deadline_s=60)
+    )
     assert (again.ids, again.versions) == (second.greedy(PROMPT, 5), [(2, 5)])
     await client.release_memory()
     await client.restore_memory()
-    assert (await client.generate("b/c3", PROMPT, Sampling(max_new_tokens=1), deadline_s=60)).versions == [(2, 1)]
+    assert (await client.generate(EngineCall("b/c3", PROMPT, Sampling(max_new_tokens=1), deadline_s=60))).versions == [
+        (2, 1)
+    ]
 
 
 async def test_an_openai_server_answers_by_text(first: Weights) -> None:
@@ -121,7 +129,7 @@ async def test_an_openai_server_answers_by_text(first: Weights) -> None:
         await engine.update(str(first.path), 4)
         stop = tokenizer.control("<|end|>")
         prompt = [*tokenizer.encode("What do"), stop]
-        made = await engine.generate("r", prompt, Sampling(stop_token_ids=(stop,), seed=5), deadline_s=60)
+        made = await engine.generate(EngineCall("r", prompt, Sampling(stop_token_ids=(stop,), seed=5), deadline_s=60))
         with pytest.raises(CallRefusedError, match="no log-probs"):
             await engine.score(prompt, deadline_s=60)
         await engine.close()

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError, EngineGoneError, Sampling
+from agentrl.engines.interface import (
+    CallRefusedError,
+    EngineBusyError,
+    EngineCall,
+    EngineError,
+    EngineGoneError,
+    Sampling,
+)
 from tests.waiting import PATIENCE_S
 
 ANSWER: dict[str, Any] = {
@@ -68,7 +75,7 @@ def answering(body: bytes, status: int = 200) -> Serve:
 
 
 async def ask(engine: HttpEngine, deadline_s: float = 5.0) -> Any:
-    return await engine.generate("r", [1, 2], Sampling(), deadline_s=deadline_s)
+    return await engine.generate(EngineCall("r", [1, 2], Sampling(), deadline_s=deadline_s))
 
 
 async def test_versions_by_place_become_spans() -> None:

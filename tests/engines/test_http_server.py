@@ -15,6 +15,7 @@ from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
+    EngineCall,
     EngineError,
     EngineGoneError,
     Generated,
@@ -63,7 +64,7 @@ async def test_a_call_is_a_span_of_the_trace_of_its_caller(client: HttpEngine) -
     spans.set_exporter(seen.append)
     try:
         with spans.span("call", root=trace_context.new()) as call:
-            await client.generate("r1/000", [5, 6, 7], Sampling(max_new_tokens=2), deadline_s=30)
+            await client.generate(EngineCall("r1/000", [5, 6, 7], Sampling(max_new_tokens=2), deadline_s=30))
     finally:
         spans.set_exporter(None)
     served, _ = seen
@@ -78,7 +79,9 @@ async def test_a_call_is_a_span_of_the_trace_of_its_caller(client: HttpEngine) -
 async def test_turns_over_http_are_exact_and_reuse_the_cache(client: HttpEngine, first: Weights) -> None:
     ids = [7, 8, 9, 10]
     for turn in range(3):
-        answer = await client.generate(f"record/c{turn}", ids, Sampling(max_new_tokens=9, seed=turn), deadline_s=20)
+        answer = await client.generate(
+            EngineCall(f"record/c{turn}", ids, Sampling(max_new_tokens=9, seed=turn), deadline_s=20)
+        )
         assert_exact(first, ids, answer)
         assert answer.versions == [(1, 9)]
         assert answer.cached_tokens >= (0 if turn == 0 else 12)
@@ -90,7 +93,9 @@ async def test_sixty_four_at_once_all_end_and_are_exact(client: HttpEngine, firs
 
     async def one(number: int) -> None:
         prompt = [5 + number % 8, 20, 30 + number]
-        answer = await client.generate(f"r{number}/c0", prompt, Sampling(max_new_tokens=12, seed=number), deadline_s=60)
+        answer = await client.generate(
+            EngineCall(f"r{number}/c0", prompt, Sampling(max_new_tokens=12, seed=number), deadline_s=60)
+        )
         assert answer.finish == "length"
         assert_exact(first, prompt, answer)
 
@@ -100,20 +105,23 @@ async def test_sixty_four_at_once_all_end_and_are_exact(client: HttpEngine, firs
 
 
 async def test_a_stream_grows_to_the_same_answer(client: HttpEngine) -> None:
-    seen = [part async for part in client.stream("a", [4, 5, 6], Sampling(max_new_tokens=8, seed=1), deadline_s=20)]
+    seen = [
+        part
+        async for part in client.stream(EngineCall("a", [4, 5, 6], Sampling(max_new_tokens=8, seed=1), deadline_s=20))
+    ]
     assert [len(part.ids) for part in seen] == sorted(len(part.ids) for part in seen)
     assert (seen[-1].finish, len(seen[-1].ids)) == ("length", 8)
-    whole = await client.generate("b", [4, 5, 6], Sampling(max_new_tokens=8, seed=1), deadline_s=20)
+    whole = await client.generate(EngineCall("b", [4, 5, 6], Sampling(max_new_tokens=8, seed=1), deadline_s=20))
     assert whole.ids == seen[-1].ids
     assert all(part.ids == whole.ids[: len(part.ids)] for part in seen)
 
 
 async def test_without_network_a_stream_is_the_same(engine: EmbeddedEngine) -> None:
     sampling = Sampling(max_new_tokens=8, seed=1)
-    seen = [part async for part in engine.stream("a", [4, 5, 6], sampling, deadline_s=20)]
+    seen = [part async for part in engine.stream(EngineCall("a", [4, 5, 6], sampling, deadline_s=20))]
     assert [len(part.ids) for part in seen] == sorted(len(part.ids) for part in seen)
     assert (seen[-1].finish, len(seen[-1].ids)) == ("length", 8)
-    async with aclosing(engine.stream("b", [4, 5, 6], LONG, deadline_s=60)) as parts:
+    async with aclosing(engine.stream(EngineCall("b", [4, 5, 6], LONG, deadline_s=60))) as parts:
         async for _ in parts:
             break
 
@@ -125,13 +133,13 @@ async def test_without_network_a_stream_is_the_same(engine: EmbeddedEngine) -> N
 
 async def test_the_cache_memory_is_released_and_calls_wait_until_it_is_back(client: HttpEngine, first: Weights) -> None:
     sampling = Sampling(max_new_tokens=8)
-    call = asyncio.create_task(client.generate("a", [4, 5, 6], LONG, deadline_s=60))
+    call = asyncio.create_task(client.generate(EngineCall("a", [4, 5, 6], LONG, deadline_s=60)))
 
     async def standing() -> bool:
         """Pause a running call in place, so that it cannot end before the next order."""
         nonlocal call
         if call.done():
-            call = asyncio.create_task(client.generate("a", [4, 5, 6], LONG, deadline_s=60))
+            call = asyncio.create_task(client.generate(EngineCall("a", [4, 5, 6], LONG, deadline_s=60)))
         await client.pause("in_place")
         stands = (await client.load()).running == 1
         if not stands:
@@ -145,7 +153,7 @@ async def test_the_cache_memory_is_released_and_calls_wait_until_it_is_back(clie
     await call
     await client.resume()
     await client.release_memory()
-    waits = asyncio.create_task(client.generate("b", [4, 5, 6], sampling, deadline_s=60))
+    waits = asyncio.create_task(client.generate(EngineCall("b", [4, 5, 6], sampling, deadline_s=60)))
 
     async def waiting() -> bool:
         return (await client.load()).waiting == 1
@@ -156,7 +164,7 @@ async def test_the_cache_memory_is_released_and_calls_wait_until_it_is_back(clie
 
 
 async def test_closing_a_stream_frees_its_slot(client: HttpEngine) -> None:
-    async with aclosing(client.stream("a", [4, 5, 6], LONG, deadline_s=60)) as parts:
+    async with aclosing(client.stream(EngineCall("a", [4, 5, 6], LONG, deadline_s=60))) as parts:
         async for _ in parts:
             break
     await aeventually(lambda: idle(client))
@@ -173,7 +181,7 @@ async def under_way(client: HttpEngine) -> bool:
 
 @pytest.mark.usefixtures("slowly")
 async def test_an_aborted_call_answers_with_what_it_has(client: HttpEngine, first: Weights) -> None:
-    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    call = asyncio.create_task(client.generate(EngineCall("r/c0", [4, 5, 6], LONG, deadline_s=60)))
     await aeventually(lambda: under_way(client), every_s=0.001)
     await client.abort("r/c0")
     answer = await call
@@ -184,11 +192,13 @@ async def test_an_aborted_call_answers_with_what_it_has(client: HttpEngine, firs
 
 async def test_at_the_deadline_the_partial_answer_is_returned(client: HttpEngine) -> None:
     await client.pause("in_place")
-    answer = await client.generate("r/c0", [4, 5, 6], LONG, deadline_s=0.1)
+    answer = await client.generate(EngineCall("r/c0", [4, 5, 6], LONG, deadline_s=0.1))
     assert (answer.finish, answer.ids) == ("abort", [])
     assert await idle(client)
     await client.resume()
-    assert (await client.generate("r/c1", [4], Sampling(max_new_tokens=2), deadline_s=20)).finish == "length"
+    assert (
+        await client.generate(EngineCall("r/c1", [4], Sampling(max_new_tokens=2), deadline_s=20))
+    ).finish == "length"
 
 
 @pytest.mark.parametrize("over_http", [True, False])
@@ -197,7 +207,7 @@ async def test_a_stream_ends_with_its_output_at_the_deadline(
 ) -> None:
     subject = client if over_http else engine
     await client.pause("in_place")
-    parts = [part async for part in subject.stream("r/c0", [4, 5, 6], LONG, deadline_s=0.1)]
+    parts = [part async for part in subject.stream(EngineCall("r/c0", [4, 5, 6], LONG, deadline_s=0.1))]
     assert (parts[-1].finish, parts[-1].ids) == ("abort", [])
     assert await idle(client)
     await client.resume()
@@ -205,7 +215,7 @@ async def test_a_stream_ends_with_its_output_at_the_deadline(
 
 @pytest.mark.usefixtures("slowly")
 async def test_a_caller_that_disconnects_frees_its_slot(client: HttpEngine) -> None:
-    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    call = asyncio.create_task(client.generate(EngineCall("r/c0", [4, 5, 6], LONG, deadline_s=60)))
     await aeventually(lambda: under_way(client), every_s=0.001)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
@@ -217,7 +227,7 @@ async def test_a_caller_that_disconnects_frees_its_slot(client: HttpEngine) -> N
 async def test_pause_update_and_resume_give_spans_of_versions(
     engine: EmbeddedEngine, client: HttpEngine, second: Weights
 ) -> None:
-    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    call = asyncio.create_task(client.generate(EngineCall("r/c0", [4, 5, 6], LONG, deadline_s=60)))
     await aeventually(lambda: under_way(client), every_s=0.001)
     await client.pause("in_place")
     made = (await client.load()).generated_tokens
@@ -234,16 +244,16 @@ async def test_a_version_is_pinned_for_an_evaluation(client: HttpEngine, first: 
     greedy = Sampling(max_new_tokens=6, temperature=0.0)
     await client.pin(1)
     await client.update(str(second.path), 2)
-    old = await client.generate("eval/c0", [4, 5, 6], greedy, deadline_s=20, version=1)
-    new = await client.generate("train/c0", [4, 5, 6], greedy, deadline_s=20)
+    old = await client.generate(EngineCall("eval/c0", [4, 5, 6], greedy, deadline_s=20, version=1))
+    new = await client.generate(EngineCall("train/c0", [4, 5, 6], greedy, deadline_s=20))
     assert (old.ids, old.versions) == (first.greedy([4, 5, 6], 6), [(1, 6)])
     assert (new.ids, new.versions) == (second.greedy([4, 5, 6], 6), [(2, 6)])
     assert (await client.load()).versions_loaded == (1, 2)
     await client.unpin()
     with pytest.raises(VersionNotServedError, match="held are 2"):
-        await client.generate("eval/c1", [4, 5, 6], greedy, deadline_s=20, version=1)
+        await client.generate(EngineCall("eval/c1", [4, 5, 6], greedy, deadline_s=20, version=1))
     await client.pin(1, str(first.path))
-    assert (await client.generate("eval/c1", [4, 5, 6], greedy, deadline_s=20, version=1)).ids == old.ids
+    assert (await client.generate(EngineCall("eval/c1", [4, 5, 6], greedy, deadline_s=20, version=1))).ids == old.ids
 
 
 async def test_a_sequence_is_scored(client: HttpEngine, first: Weights) -> None:
@@ -287,38 +297,40 @@ async def test_every_get_answers(raw: HttpClient) -> None:
     assert (await post(raw, "/generate", b"", "GET"))[0] == 405
 
 
-SENSELESS: list[tuple[str, object, str]] = [
-    ("/generate", b"", "makes no sense"),
-    ("/generate", b"{", "makes no sense"),
-    ("/generate", b'{"x":' + b"[" * 100_000, "makes no sense"),
-    ("/generate", b"\xff\xfe", "makes no sense"),
-    ("/generate", {"input_ids": "text"}, "input_ids"),
-    ("/generate", {"input_ids": [1.5]}, "input_ids"),
-    ("/generate", {"input_ids": []}, "at least one"),
-    ("/generate", {"input_ids": [5] * 1024}, "with a context of 1024"),
-    ("/generate", {"input_ids": [1], "sampling_params": {"temperature": -1}}, "Temperature"),
-    ("/generate", {"input_ids": [1], "sampling_params": {"top_k": -5}}, "Top_k"),
-    ("/generate", {"input_ids": [1], "sampling_params": {"regex": "a"}}, "regex"),
-    ("/pause_generation", {"mode": "later"}, "mode"),
-    ("/update_weights_from_disk", {"model_path": "/", "weight_version": "new"}, "whole number"),
+SENSELESS: list[tuple[str, object, int, str]] = [
+    ("/generate", b"", 400, "is no JSON"),
+    ("/generate", b"{", 400, "is no JSON"),
+    ("/generate", b'{"x":' + b"[" * 100_000, 400, "is no JSON"),
+    ("/generate", b"\xff\xfe", 400, "is no JSON"),
+    ("/generate", {"input_ids": "text"}, 422, "input_ids"),
+    ("/generate", {"input_ids": [1.5]}, 422, "input_ids"),
+    ("/generate", {"input_ids": []}, 400, "at least one"),
+    ("/generate", {"input_ids": [5] * 1024}, 400, "with a context of 1024"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"temperature": -1}}, 400, "Temperature"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"top_k": -5}}, 400, "Top_k"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"regex": "a"}}, 422, "regex"),
+    ("/pause_generation", {"mode": "later"}, 422, "mode"),
+    ("/update_weights_from_disk", {"model_path": "/", "weight_version": "new"}, 400, "whole number"),
 ]
 
 
 async def test_a_malformed_body_is_refused_with_a_sentence(raw: HttpClient) -> None:
-    for path, body, sentence in SENSELESS:
+    for path, body, expected, sentence in SENSELESS:
         status, answer = await post(raw, path, body)
-        assert status == 400, body
+        assert status == expected, body
         assert sentence in json.loads(answer)["error"]["message"]
 
 
 async def test_a_body_that_is_too_long_is_refused(raw: HttpClient) -> None:
     status, answer = await post(raw, "/generate", b" " * (33 << 20))
-    assert status == 400
+    assert status == 413
     assert b"bytes at most" in answer
 
 
 async def test_the_loop_answers_while_the_engine_computes(client: HttpEngine) -> None:
-    calls = [asyncio.create_task(client.generate(f"r{n}/c0", [n, 5], LONG, deadline_s=120)) for n in range(16)]
+    calls = [
+        asyncio.create_task(client.generate(EngineCall(f"r{n}/c0", [n, 5], LONG, deadline_s=120))) for n in range(16)
+    ]
     await aeventually(lambda: under_way(client))
     for _ in range(10):
         assert await client.health()
@@ -328,14 +340,14 @@ async def test_the_loop_answers_while_the_engine_computes(client: HttpEngine) ->
 
 @pytest.mark.usefixtures("slowly")
 async def test_calls_end_when_the_engine_is_closed(engine: EmbeddedEngine, client: HttpEngine) -> None:
-    call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
+    call = asyncio.create_task(client.generate(EngineCall("r/c0", [4, 5, 6], LONG, deadline_s=60)))
     await aeventually(lambda: under_way(client), every_s=0.001)
     await engine.close()
     answer = await call
     assert answer.finish == "abort"
     assert answer.ids
     with pytest.raises(EngineError, match="does not run"):
-        await client.generate("r/c1", [4, 5, 6], LONG, deadline_s=5)
+        await client.generate(EngineCall("r/c1", [4, 5, 6], LONG, deadline_s=5))
     assert not await client.health()
 
 
@@ -347,7 +359,7 @@ async def test_a_failed_engine_fails_its_calls_with_the_reason(
 
     monkeypatch.setattr(engine._slots, "_admit", broken)
     with pytest.raises(EngineError, match="out of memory"):
-        await client.generate("r/c0", [4, 5, 6], LONG, deadline_s=20)
+        await client.generate(EngineCall("r/c0", [4, 5, 6], LONG, deadline_s=20))
     assert isinstance(engine.failure, RuntimeError)
     with pytest.raises(EngineError, match="out of memory"):
         await client.load()
@@ -376,7 +388,9 @@ async def test_rounds_for_few_calls_are_spaced(first: Weights) -> None:
     engine.start()
     await engine.update(str(first.path), 1)
     began = time.monotonic()
-    made = await engine.generate("alone", [5, 6, 7], Sampling(max_new_tokens=4, temperature=0.0), deadline_s=60)
+    made = await engine.generate(
+        EngineCall("alone", [5, 6, 7], Sampling(max_new_tokens=4, temperature=0.0), deadline_s=60)
+    )
     assert made.ids == first.greedy([5, 6, 7], 4)
     assert time.monotonic() - began >= 3 * 0.2
     await engine.close()
@@ -387,8 +401,10 @@ async def test_calls_for_half_of_the_slots_are_computed_immediately(first: Weigh
     engine = EmbeddedEngine(slots=4, context=64, gather_s=30.0)
     engine.start()
     await engine.update(str(first.path), 1)
-    stays = asyncio.create_task(engine.generate("stays", [5, 6, 8], LONG, deadline_s=100))
-    answer = await engine.generate("asked", [5, 6, 9], Sampling(max_new_tokens=20, temperature=0.0), deadline_s=100)
+    stays = asyncio.create_task(engine.generate(EngineCall("stays", [5, 6, 8], LONG, deadline_s=100)))
+    answer = await engine.generate(
+        EngineCall("asked", [5, 6, 9], Sampling(max_new_tokens=20, temperature=0.0), deadline_s=100)
+    )
     assert answer.ids == first.greedy([5, 6, 9], 20)
     await engine.abort("stays")
     assert (await stays).finish == "abort"
@@ -398,7 +414,7 @@ async def test_calls_for_half_of_the_slots_are_computed_immediately(first: Weigh
 async def test_a_closed_address_fails_immediately() -> None:
     absent = HttpEngine("http://127.0.0.1:9", TOKEN)
     with pytest.raises(EngineGoneError, match="is gone"):
-        await asyncio.wait_for(absent.generate("r", [1], LONG, deadline_s=1000), PATIENCE_S)
+        await asyncio.wait_for(absent.generate(EngineCall("r", [1], LONG, deadline_s=1000)), PATIENCE_S)
     assert not await absent.health()
     await absent.close()
 

@@ -19,7 +19,7 @@ from agentrl.engines.canary import MEAN_LIMIT_HALF, Canary, Noise, compare, part
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.engines.embedded.tiny_model import build_tiny
-from agentrl.engines.interface import Sampling, WeightsRefusedError
+from agentrl.engines.interface import EngineCall, Sampling, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
 from agentrl.tokens.image_ids import id_of
 from tests.engines import unverified
@@ -138,7 +138,7 @@ async def test_wrong_weights_are_named_and_the_old_version_still_serves(
         with pytest.raises(WeightsRefusedError, match=sentence):
             await engine.update(str(path), 2)
         assert (await engine.load()).version == 1, damage.__name__
-    answer = await engine.generate("r", [4, 5], Sampling(max_new_tokens=5, temperature=0.0), deadline_s=20)
+    answer = await engine.generate(EngineCall("r", [4, 5], Sampling(max_new_tokens=5, temperature=0.0), deadline_s=20))
     assert answer.ids == first.greedy([4, 5], 5)
     await engine.update(str(second.path), 2)
     assert (await engine.load()).version == 2
@@ -149,7 +149,8 @@ async def test_an_update_while_calls_are_under_way(
 ) -> None:
     started = asyncio.Event()
     call = engine.generate(
-        "r", [4, 5, 6], Sampling(max_new_tokens=200, seed=3), deadline_s=60, on_progress=lambda _: started.set()
+        EngineCall("r", [4, 5, 6], Sampling(max_new_tokens=200, seed=3), deadline_s=60),
+        on_progress=lambda _: started.set(),
     )
     task = asyncio.create_task(call)
     await started.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
@@ -12,18 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrl.http.http_client import HttpClient
-from agentrl.http.token_server import Act, Application, Route, listening
+from agentrl.http.token_server import Application, Guard, RequestError, Route, listening
 
 
 async def named(request: Request) -> Response:
     return Response(f"{request.method} {request.path_params.get('name', '')}")
 
 
-def guarded(act: Act) -> Act:
-    async def answer(request: Request) -> Response:
-        return await act(request) if request.headers.get("key") == "right" else Response(status_code=401)
+async def broken(request: Request) -> Response:
+    raise OSError("/etc/passwd")
 
-    return answer
+
+def sentence(failed: Exception) -> Response | None:
+    return Response(failed.message, failed.status) if isinstance(failed, RequestError) else None
 
 
 async def test_path_is_answered_by_its_method_and_only_behind_the_guard() -> None:
@@ -32,18 +34,22 @@ async def test_path_is_answered_by_its_method_and_only_behind_the_guard() -> Non
         Route("/things", "POST", named),
         Route("/thing/{name:path}", "GET", named),
         Route("/thing/{name:path}", "DELETE", named),
+        Route("/broken", "GET", broken),
     ]
     wanted = {
         ("GET", "/things"): (200, b"GET "),
         ("POST", "/things"): (200, b"POST "),
         ("GET", "/thing/a%2Fb%23c"): (200, b"GET a/b#c"),
         ("DELETE", "/thing/a"): (200, b"DELETE a"),
-        ("POST", "/thing/a"): (405, b""),
-        ("GET", "/nothing"): (404, b""),
+        ("POST", "/thing/a"): (405, b"/thing/a has other methods than POST."),
+        ("GET", "/nothing"): (404, b"There is no path /nothing."),
+        ("GET", "/broken"): (500, b"The door failed; its log has the traceback."),
     }
-    async with listening(Application(routes, guarded)) as url:
-        for key, expected in (("right", wanted), ("wrong", dict.fromkeys(wanted, (401, b"")))):
-            client = HttpClient(url, {"Key": key})
+    without = (401, b"The door requires the token of its run.")
+    guard = Guard("The door", logging.getLogger("door"), sentence, token="right")
+    async with listening(Application(routes, guard)) as url:
+        for key, expected in (("right", wanted), ("wrong", dict.fromkeys(wanted, without))):
+            client = HttpClient(url, {"Authorization": f"Bearer {key}"})
             for (method, path), answer in expected.items():
                 async with client.ask(method, path) as reply:
                     assert (reply.status, await reply.read()) == answer, (method, path)

@@ -14,6 +14,7 @@ from agentrl.engines.embedded.tiny_words import build_words
 from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
+    EngineCall,
     EngineError,
     EngineGoneError,
     EngineRubbishError,
@@ -67,7 +68,9 @@ async def test_a_refusal_is_shown_without_the_key(
     model = ChatApiModel(template, address + path, "large", KEY, 0, max_tokens=8)
     try:
         with pytest.raises(kind, match=sentence) as refused:
-            await model.generate("a/0", template.first("", (), "one"), Sampling(max_new_tokens=8), deadline_s=10)
+            await model.generate(
+                EngineCall("a/0", template.first("", (), "one"), Sampling(max_new_tokens=8), deadline_s=10)
+            )
     finally:
         await model.close()
     assert KEY not in str(refused.value)
@@ -79,7 +82,9 @@ async def test_an_address_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     model = ChatApiModel(template, "http://me:secret@127.0.0.1:port", "large", "", 0, max_tokens=8)
     try:
         with pytest.raises(EngineGoneError, match="does not answer: its address is invalid") as failed:
-            await model.generate("a/0", template.first("", (), "one"), Sampling(max_new_tokens=8), deadline_s=10)
+            await model.generate(
+                EngineCall("a/0", template.first("", (), "one"), Sampling(max_new_tokens=8), deadline_s=10)
+            )
     finally:
         await model.close()
     assert "secret" not in str(failed.value)
@@ -93,7 +98,9 @@ async def test_a_prompt_with_images_is_refused_instead_of_sent_without_them(tmp_
     prompt = [*template.first("", (), "one"), image_ids.id_of(7)]
     try:
         with pytest.raises(CallRefusedError, match="gets no images"):
-            await model.generate("a/0", prompt, Sampling(max_new_tokens=8), deadline_s=10, images={7: b"png"})
+            await model.generate(
+                EngineCall("a/0", prompt, Sampling(max_new_tokens=8), deadline_s=10, images={7: b"png"})
+            )
         assert not service.asked
     finally:
         await model.close()

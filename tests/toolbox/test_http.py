@@ -60,8 +60,8 @@ async def test_refusals_have_their_http_status_and_nothing_ran(make: MakeToolbox
         (409, "/mcpapi/tool/faulty.echo", {**call, "session": "never opened"}),
         (409, "/mcpapi/session", {"id": "s", "servers": []}),
         (429, "/mcpapi/session", {"id": "one too many", "servers": []}),
-        (400, "/mcpapi/tool/faulty.echo", {"session": "s"}),
-        (400, "/mcpapi/tool/faulty.echo", {**call, "argument": {}}),
+        (422, "/mcpapi/tool/faulty.echo", {"session": "s"}),
+        (422, "/mcpapi/tool/faulty.echo", {**call, "argument": {}}),
         (400, "/mcpapi/tool/faulty.echo", {**call, "call": "c" * 1000}),
     )
     async with (
@@ -75,7 +75,7 @@ async def test_refusals_have_their_http_status_and_nothing_ran(make: MakeToolbox
             assert (answer.status_code, path) == (status, path), answer.text
             assert answer.json()["error"]["message"].endswith((".", "characters."))
         too_long = await http.post("/mcpapi/tool/faulty.echo", content=b" " * (MOST_BODY_BYTES + 1))
-        assert too_long.status_code == 400
+        assert too_long.status_code == 413
         assert (await http.get("/mcpapi/nothing")).status_code == 404
         assert (await http.get("/mcpapi/session")).status_code == 405
         assert hands.toolbox.statistics.calls == 0

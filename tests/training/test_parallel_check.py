@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.parallel import Parallel, problems_of
+from agentrl.config.contradictions import of_parallel
+from agentrl.config.parallel import Parallel
 from agentrl.engines.embedded.tiny_config import TINY
 from agentrl.errors import ConfigError
 from agentrl.training.parallel_check import refuse_parallel
@@ -58,14 +59,14 @@ def test_what_a_model_can_have_is_not(model: str, sizes: dict[str, int]) -> None
 
 
 def test_two_kinds_that_divide_experts_are_refused() -> None:
-    problems = list(problems_of(Parallel(tensor=2, expert=2), groups=8))
+    problems = list(of_parallel(Parallel(tensor=2, expert=2), groups=8))
     assert problems == [(("training", "parallel", "expert"), "and tensor both divide the experts: have one of them")]
 
 
 @pytest.mark.parametrize("kind", Parallel.model_fields)
 def test_layers_are_compiled_only_where_ranks_exchange_whole_layers(kind: str) -> None:
     plan = Parallel(**{kind: 2})
-    problems = [sentence for _, sentence in problems_of(plan, groups=8, compiled=True)]
+    problems = [sentence for _, sentence in of_parallel(plan, groups=8, compiled=True)]
     assert bool(problems) is (kind not in ("shard", "replicate"))
     assert all(f"cannot be combined with training.parallel.{kind}" in sentence for sentence in problems)
-    assert not list(problems_of(plan, groups=8))
+    assert not list(of_parallel(plan, groups=8))

@@ -14,7 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from agentrl.config.parallel import Parallel, problems_of
+from agentrl.config.contradictions import of_parallel
+from agentrl.config.parallel import Parallel
 from agentrl.engines.adapters import ADAPTER_FILE
 from agentrl.training.checkpoints import CRITIC_FILE, OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.lora import Adapters
@@ -247,5 +248,5 @@ def test_plans_of_the_tests_are_all_that_a_run_may_have() -> None:
     tried = {frozenset(plan) for plan, _ in ON_FOUR.values()} | {frozenset({"shard", kind}) for kind in FOUR}
     tried |= {frozenset({"shard", "replicate"})}
     possible = [frozenset(kinds) for count in (1, 2) for kinds in itertools.combinations(Parallel.model_fields, count)]
-    allowed = {kinds for kinds in possible if not list(problems_of(Parallel(**dict.fromkeys(kinds, 2)), groups=8))}
+    allowed = {kinds for kinds in possible if not list(of_parallel(Parallel(**dict.fromkeys(kinds, 2)), groups=8))}
     assert tried == allowed

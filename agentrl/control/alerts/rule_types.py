@@ -117,9 +117,14 @@ class Threshold(Rule, Generic[Row]):
     """If it is given, it replaces `above`."""
     clear: float | None = None
     """The value that ends an alert; None means the threshold itself."""
+    reached: bool = False
+    """Whether the threshold itself is beyond it already, and so is `clear`."""
     sentence: str | Callable[[Measured[Row]], str]
-    """`{subject}`, `{metric}`, `{value}` and `{threshold}` are replaced, also in `cure`."""
+    """`{subject}`, `{metric}`, `{value}`, `{threshold}` and `{clear}` are replaced, also in `limits` and `cure`; and
+    `{unit}` and `{part}` if the subject is a part of a unit."""
     evidence: Callable[[Measured[Row]], Iterable[str]] = lambda found: ()
+    limits: str = ""
+    """The last line of the evidence: where the alert begins and ends."""
     cure: str | Callable[[Measured[Row]], str]
     in_words: Callable[[float], str] = "{:g}".format
     explained_by: Callable[[Measured[Row]], tuple[str, ...]] = lambda found: ()
@@ -127,15 +132,15 @@ class Threshold(Rule, Generic[Row]):
     def find(self, snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
         # All rules together look at ten thousand units within a small share of a processor.
         begins, is_above = self.threshold, self.below is None
-        ends = begins if self.clear is None else self.clear
+        ends = self._ends
         for name, row in self.subjects(snapshot).items():
             value = self._value(snapshot, name, row, now) if self.metric else self.value(row)
             if value is None:
                 continue
             limit = ends if name in active else begins
-            if value > limit if is_above else value < limit:
+            if (value > limit if is_above else value < limit) or (self.reached and value == limit):
                 found = Measured(name, row, value, snapshot, now)
-                evidence = tuple(line for line in self.evidence(found) if line)
+                evidence = tuple(filter(None, (*self.evidence(found), self._text(self.limits, found))))
                 sentence, cure = self._text(self.sentence, found), self._text(self.cure, found)
                 yield Finding(name, sentence, evidence, cure, explained_by=self.explained_by(found))
 
@@ -147,11 +152,18 @@ class Threshold(Rule, Generic[Row]):
     def threshold(self) -> float:
         return self.above if self.below is None else self.below
 
+    @property
+    def _ends(self) -> float:
+        return self.threshold if self.clear is None else self.clear
+
     def _text(self, text: str | Callable[[Measured[Row]], str], found: Measured[Row]) -> str:
         if not isinstance(text, str):
             return text(found)
-        value, threshold = self.in_words(found.value), self.in_words(self.threshold)
-        return filled(text, {"subject": found.name, "metric": self.metric, "value": value, "threshold": threshold})
+        numbers = {"value": found.value, "threshold": self.threshold, "clear": self._ends}
+        words = {"subject": found.name, "metric": self.metric}
+        words |= {name: self.in_words(number) for name, number in numbers.items()}
+        unit, of_unit, part = found.name.partition("/")
+        return filled(text, {**words, "unit": unit, "part": part} if of_unit else words)
 
 
 def filled(text: str, words: Mapping[str, str]) -> str:

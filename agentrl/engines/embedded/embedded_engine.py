@@ -32,12 +32,13 @@ from agentrl.engines.embedded.slot_scheduler import SlotEngine
 from agentrl.engines.interface import (
     NO_BYTES,
     CallRefusedError,
+    EngineCall,
     EngineError,
     EngineGoneError,
     Generated,
     Load,
+    OnProgress,
     PauseMode,
-    Sampling,
 )
 from agentrl.engines.manifest import Manifest
 from agentrl.images.patches import Patches
@@ -117,20 +118,10 @@ class EmbeddedEngine:
 
     # ---- the protocol ----
 
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-        on_progress: Callable[[Generated], None] | None = None,
-    ) -> Generated:
+    async def generate(self, call: EngineCall, on_progress: OnProgress | None = None) -> Generated:
         """`on_progress` gets the output so far after every token, on the caller's loop."""
         began = time.monotonic()
-        patches = await self._patches(images, version) if images else NO_IMAGES
+        patches = await self._patches(call.images, call.version) if call.images else NO_IMAGES
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Generated] = loop.create_future()
 
@@ -143,24 +134,24 @@ class EmbeddedEngine:
                 loop.call_soon_threadsafe(on_progress, _generated(request, began))
 
         request = Request(
-            rid,
-            list(ids),
-            sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            call.rid,
+            list(call.ids),
+            call.sampling,
+            seed=secrets.randbits(63) if call.sampling.seed is None else call.sampling.seed,
             images=patches,
             on_token=None if on_progress is None else progress,
             on_end=end,
         )
         # An error of the order becomes the answer of the request, so the order itself is not awaited.
-        if not self._hand_over(_Order(lambda: self._slots.submit(request, version), request.fail)):
+        if not self._hand_over(_Order(lambda: self._slots.submit(request, call.version), request.fail)):
             raise self._gone()
         try:
-            done, _ = await asyncio.wait([answer], timeout=deadline_s)
+            done, _ = await asyncio.wait([answer], timeout=call.deadline_s)
             if not done:
-                await self.abort(rid)
+                await self.abort(call.rid)
             return await answer
         except asyncio.CancelledError:
-            self._hand_over(_Order(lambda: self._slots.abort(rid), lambda error: None))
+            self._hand_over(_Order(lambda: self._slots.abort(call.rid), lambda error: None))
             raise
 
     async def _patches(self, images: Mapping[int, bytes], version: int | None) -> Mapping[int, Patches]:
@@ -174,35 +165,16 @@ class EmbeddedEngine:
         except ImageError as wrong:
             raise CallRefusedError(wrong.message) from wrong
 
-    async def stream(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> AsyncIterator[Generated]:
+    async def stream(self, call: EngineCall) -> AsyncIterator[Generated]:
         news: asyncio.Queue[Generated | None] = asyncio.Queue()
-        call = asyncio.create_task(
-            self.generate(
-                rid,
-                ids,
-                sampling,
-                deadline_s=deadline_s,
-                version=version,
-                images=images,
-                on_progress=news.put_nowait,
-            )
-        )
-        call.add_done_callback(lambda _: news.put_nowait(None))
+        generating = asyncio.create_task(self.generate(call, news.put_nowait))
+        generating.add_done_callback(lambda _: news.put_nowait(None))
         try:
             while (sofar := await news.get()) is not None:
                 yield sofar
-            yield await call
+            yield await generating
         finally:
-            call.cancel()
+            generating.cancel()
 
     async def score(
         self,

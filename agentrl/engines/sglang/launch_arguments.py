@@ -1,15 +1,12 @@
-"""The arguments of an SGLang server for a version of the weights, and the limit of its canary. Pure."""
+"""The arguments of an SGLang server for a version of the weights. Pure."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from agentrl.config.engines import Engines
 from agentrl.config.server_arguments import gpus_of, ranks_of, value_of
 from agentrl.engines.adapters import AdapterConfig
-from agentrl.engines.canary import limit_of
 
 
 def arguments(
@@ -47,27 +44,3 @@ def way_of(engines: Engines) -> Way:
         return engines.weights
     alone = gpus_of(engines.kind, engines.args) == 0 and ranks_of(engines.args) is not None
     return "group" if alone and not value_of(engines.args, "--quantization") else "files"
-
-
-class _Numbers(msgspec.Struct):
-    """The numeric type and the vocabulary in `config.json`."""
-
-    dtype: str = ""
-    torch_dtype: str = ""
-    vocab_size: int | None = None
-    text_config: _Numbers | None = None
-    """The text part of a model that also reads images or audio."""
-
-
-def vocabulary(config: bytes) -> int | None:
-    """The number of ids of a model; None if its configuration does not have it."""
-    stored = msgspec.json.decode(config, type=_Numbers)
-    return (stored.text_config or stored).vocab_size
-
-
-def canary_limit(engines: Engines, config: bytes) -> float:
-    """The limit of the canary for the precision that the server computes in."""
-    stored = msgspec.json.decode(config, type=_Numbers)
-    wanted = value_of(engines.args, "--dtype") or "auto"
-    dtype = (stored.dtype or stored.torch_dtype) if wanted == "auto" else wanted
-    return limit_of(dtype or "")

@@ -1,8 +1,4 @@
-"""The process of an SGLang server, from its start to the end of all its children.
-
-Invariants: waiting for a server that has ended raises immediately; a server has its own process group, of which no
-process is left when `close` returns.
-"""
+"""The process of an SGLang server, and the requests of its unit that other servers do not have."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,25 +16,26 @@ from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
     EngineError,
-    EngineGoneError,
     WeightsRefusedError,
 )
+from agentrl.engines.server_process import ServerProcess, started
 from agentrl.engines.sglang import guarded_server
 from agentrl.files.pieces import Content, piece_bytes
 
-LOOK_EVERY_S = 0.25
-TERM_WITHIN_S = 5.0
 END_EVERY_S = 0.05
 HOST = "127.0.0.1"
 
 
-class SglangServer:
+class SglangServer(ServerProcess):
     """One server. Requests of `client` pass its guard even while it is closed."""
 
+    NAME = "SGLang"
+    TERM_WITHIN_S = 5.0
+
     def __init__(self, process: asyncio.subprocess.Process, url: str, token: str | RunToken) -> None:
-        self._process = process
+        super().__init__(process)
         self.url = url
-        self.client = HttpEngine(url, token, headers={guarded_server.UNIT_HEADER.decode(): "1"})
+        self._client = HttpEngine(url, token, headers={guarded_server.UNIT_HEADER.decode(): "1"})
         self._adapter = ""
         """The adapter that calls use now."""
         self._adapters = itertools.count(1)
@@ -55,41 +51,20 @@ class SglangServer:
         token_file: Path,
         environment: Mapping[str, str],
     ) -> SglangServer:
-        """Starts it without waiting. It reads the token from the file and shares the output of this process."""
-        process = await asyncio.create_subprocess_exec(
-            *(python, "-P", guarded_server.__file__, str(token_file), str(os.getpid())),
-            *("--host", HOST, "--port", str(port), *arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            env=dict(environment),
-        )
+        """Starts it without waiting. It reads the token from the file."""
+        command = [python, "-P", guarded_server.__file__, str(token_file), str(os.getpid())]
+        process = await started([*command, "--host", HOST, "--port", str(port), *arguments], environment)
         return cls(process, url_of(port), token)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def client(self) -> HttpEngine:
+        return self._client
 
-    @property
-    def ended(self) -> int | None:
-        """The exit status; None while it runs."""
-        return self._process.returncode
-
-    async def until_up(self, within_s: float) -> None:
-        """Waits until it answers. Raises EngineGoneError if it ends, EngineError if it takes longer."""
-        try:
-            async with asyncio.timeout(within_s):
-                while True:
-                    self.check()
-                    with contextlib.suppress(EngineError):
-                        await self.client.load()
-                        return
-                    await asyncio.sleep(LOOK_EVERY_S)
-        except TimeoutError:
-            raise EngineError(f"SGLang's server was not up within {within_s:g} s; see its output.") from None
-
-    def check(self) -> None:
-        if self.ended is not None:
-            raise EngineGoneError(f"SGLang's server ended with {self.ended}; see its output.")
+    async def answers(self) -> bool:
+        with contextlib.suppress(EngineError):
+            await self.client.load()
+            return True
+        return False
 
     async def open(self) -> None:
         await self.client.order(guarded_server.OPEN)
@@ -148,17 +123,6 @@ class SglangServer:
                 if time.monotonic() > end:
                     raise
             await asyncio.sleep(END_EVERY_S)
-
-    async def close(self) -> None:
-        await self.client.close()
-        if self.ended is None:
-            self._process.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TERM_WITHIN_S):
-                    await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        await self._process.wait()
 
 
 def url_of(port: int) -> str:

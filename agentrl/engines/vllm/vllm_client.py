@@ -9,31 +9,19 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import msgspec
 
-from agentrl.engines.interface import (
-    CallRefusedError,
-    EngineBusyError,
-    EngineError,
-    EngineGoneError,
-    EngineRubbishError,
-    Sampling,
-)
+from agentrl.engines.forwarding_engine import Piece
+from agentrl.engines.interface import EngineError, EngineGoneError, EngineRubbishError, Sampling
+from agentrl.engines.server_answers import decoded, raise_for
 
 ORDER_WITHIN_S = 30.0
 UPDATE_WITHIN_S = 600.0
 MODEL = "policy"
-
-
-class Piece(NamedTuple):
-    """The tokens of one event of a stream."""
-
-    ids: list[int]
-    log_probs: list[float]
-    finish: str | None
+NAME = "vLLM"
 
 
 class _LogProb(msgspec.Struct):
@@ -81,7 +69,7 @@ class VllmClient:
         try:
             async with self._http.stream("POST", "/inference/v1/generate", json=body) as reply:
                 if reply.status_code != 200:
-                    _raise_for(reply.status_code, await reply.aread())
+                    raise_for(reply.status_code, await reply.aread(), NAME)
                 async for line in reply.aiter_lines():
                     event = line.removeprefix("data: ")
                     if event == line or event == "[DONE]":
@@ -95,7 +83,7 @@ class VllmClient:
         # vLLM generates at least one token.
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         body = {"model": MODEL, "token_ids": list(ids), "sampling_params": params}
-        answer = _decoded(await self._post("/inference/v1/generate", body, within_s=within_s))
+        answer = decoded(await self._post("/inference/v1/generate", body, within_s=within_s), _Answer, NAME)
         found = answer.prompt_logprobs or []
         if len(found) != len(ids):
             raise EngineRubbishError("vLLM scored another sequence than the one that was sent.")
@@ -130,7 +118,7 @@ class VllmClient:
         except httpx.HTTPError as broken:
             raise EngineGoneError(f"vLLM's server is gone: {broken}.") from broken
         if reply.status_code != 200:
-            _raise_for(reply.status_code, reply.content)
+            raise_for(reply.status_code, reply.content, NAME)
         return reply.content
 
 
@@ -154,39 +142,12 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
 
 
 def _piece(event: bytes) -> Piece:
-    answer = _decoded(event)
+    answer = decoded(event, _Answer, NAME)
     if not answer.choices:
         return Piece([], [], None)
-    one = answer.choices[0]
-    ids = one.token_ids or []
-    log_probs = [each.logprob for each in (one.logprobs.content or [])] if one.logprobs else []
+    choice = answer.choices[0]
+    ids = choice.token_ids or []
+    log_probs = [entry.logprob for entry in (choice.logprobs.content or [])] if choice.logprobs else []
     if len(ids) != len(log_probs):
         raise EngineRubbishError("vLLM's answer has log-probs of other tokens.")
-    return Piece(ids, log_probs, one.finish_reason)
-
-
-def _decoded(data: bytes) -> _Answer:
-    try:
-        return msgspec.json.decode(data, type=_Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise EngineRubbishError(f"vLLM's answer cannot be read: {wrong}.") from wrong
-
-
-class _Message(msgspec.Struct):
-    message: str = ""
-
-
-class _Failure(msgspec.Struct):
-    error: _Message | str = ""
-
-
-def _raise_for(status: int, content: bytes) -> None:
-    try:
-        said = msgspec.json.decode(content, type=_Failure).error
-        sentence = said if isinstance(said, str) else said.message
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        sentence = ""
-    sentence = sentence or f"vLLM answers with status {status}."
-    if status in (400, 404, 405, 413, 422):
-        raise CallRefusedError(sentence)
-    raise EngineBusyError(sentence) if status == 503 else EngineError(sentence)
+    return Piece(ids, log_probs, choice.finish_reason)

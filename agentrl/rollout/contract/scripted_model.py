@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agentrl.chat.template import Template
-from agentrl.engines.interface import NO_BYTES, Generated, Sampling
+from agentrl.engines.interface import EngineCall, Generated
 
 
 class ScriptedModel:
@@ -44,18 +44,9 @@ class ScriptedModel:
         for known in (self._turns, self._said, self._held, self.prompts):
             known.pop(record, None)
 
-    async def generate(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        deadline_s: float,
-        version: int | None = None,
-        images: Mapping[int, bytes] = NO_BYTES,
-    ) -> Generated:
-        record = rid.rpartition("/")[0]
-        self.prompts[record].append(tuple(ids))
+    async def generate(self, call: EngineCall) -> Generated:
+        record = call.rid.rpartition("/")[0]
+        self.prompts[record].append(tuple(call.ids))
         if (held := self._held.get(record)) is not None:
             held.set()
             await asyncio.Event().wait()
@@ -63,7 +54,7 @@ class ScriptedModel:
         turn = turns[min(self._said[record], len(turns) - 1)]
         self._said[record] += 1
         await asyncio.sleep(0)  # Lets parallel episodes take turns.
-        said = turn[: sampling.max_new_tokens]
+        said = turn[: call.sampling.max_new_tokens]
         return Generated(
             ids=said,
             log_probs=[0.0] * len(said),

@@ -14,7 +14,7 @@ from agentrl.config.engines import Engines
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.http_server import build_app
-from agentrl.engines.interface import Generated, Sampling
+from agentrl.engines.interface import EngineCall, Generated, Sampling
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.http.free_ports import free_port
 from agentrl.http.token_server import listening
@@ -140,7 +140,7 @@ async def begun(client: HttpEngine, rid: str, ids: Sequence[int], sampling: Samp
 
     async def whole() -> Generated:
         parts = []
-        async for part in client.stream(rid, ids, sampling, deadline_s=120):
+        async for part in client.stream(EngineCall(rid, ids, sampling, deadline_s=120)):
             parts.append(part)
             first.set()
         return parts[-1]

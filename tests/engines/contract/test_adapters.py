@@ -12,7 +12,7 @@ import torch
 
 from agentrl.config.engines import Engines
 from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import Sampling, WeightsRefusedError
+from agentrl.engines.interface import EngineCall, Sampling, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.http.free_ports import free_port
@@ -66,7 +66,7 @@ async def test_a_server_takes_versions_of_adapters_and_computes_each_call_by_one
     client = HttpEngine(server.url, TOKEN)
 
     async def exact(learner: Learner, version: int) -> None:
-        made = await client.generate("asked", PROMPT, Sampling(max_new_tokens=8), deadline_s=60)
+        made = await client.generate(EngineCall("asked", PROMPT, Sampling(max_new_tokens=8), deadline_s=60))
         assert made.versions == [(version, len(made.ids))]
         expected = learner.log_probs([[*PROMPT, *made.ids]])[0][len(PROMPT) - 1 :]
         assert made.log_probs == pytest.approx(expected, abs=tolerance)

@@ -15,6 +15,7 @@ from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
+    EngineCall,
     Generated,
     PauseMode,
     Sampling,
@@ -61,7 +62,9 @@ async def endless(subject: Subject, weights: Weights) -> asyncio.Task[Generated]
 async def test_greedy_tokens_and_their_log_probs_are_those_of_the_model(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
-    made = await subject.client.generate("greedy", PROMPT, sampling(first, 12, temperature=0.0), deadline_s=60)
+    made = await subject.client.generate(
+        EngineCall("greedy", PROMPT, sampling(first, 12, temperature=0.0), deadline_s=60)
+    )
     assert made.ids == first.greedy(PROMPT, 12)[: len(made.ids)]
     assert made.ids[-1] == end_of(first) or len(made.ids) == 12
     assert made.versions == [(1, len(made.ids))]
@@ -75,7 +78,7 @@ async def test_limits_cut_the_distribution_and_not_the_log_probs(
     likeliest = first.greedy(PROMPT, 12)
     for name, how in (("k", {"top_k": 1}), ("p", {"top_p": 1e-4}), ("m", {"min_p": 1.0})):
         asked = msgspec.structs.replace(sampling(first, 12), **how)
-        made = await subject.client.generate(f"cut-{name}", PROMPT, asked, deadline_s=60)
+        made = await subject.client.generate(EngineCall(f"cut-{name}", PROMPT, asked, deadline_s=60))
         assert made.ids == likeliest[: len(made.ids)], name
         assert_exact(first, PROMPT, made, tolerance)
 
@@ -88,7 +91,7 @@ async def test_penalties_count_the_output_of_the_call(
 ) -> None:
     how = {"frequency_penalty": per_time, "presence_penalty": once, "repetition_penalty": factor}
     asked = msgspec.structs.replace(sampling(first, 16, temperature=0.0), **how)
-    made = await subject.client.generate("penalized", PROMPT, asked, deadline_s=60)
+    made = await subject.client.generate(EngineCall("penalized", PROMPT, asked, deadline_s=60))
     expected = []
     for place in range(len(made.ids)):
         logits = first.logits([*PROMPT, *made.ids[:place]])
@@ -107,7 +110,9 @@ async def test_log_probs_have_the_temperature_of_the_sampling(
     subject: Subject, first: Weights, temperature: float, tolerance: float
 ) -> None:
     calls = [
-        subject.client.generate(f"t/c{number}", PROMPT, sampling(first, 16, temperature=temperature), deadline_s=60)
+        subject.client.generate(
+            EngineCall(f"t/c{number}", PROMPT, sampling(first, 16, temperature=temperature), deadline_s=60)
+        )
         for number in range(4)
     ]
     for made in await asyncio.gather(*calls):
@@ -119,7 +124,7 @@ async def test_the_cache_of_a_conversation_changes_no_result(
 ) -> None:
     ids = [*PROMPT, *range(20, 60)]
     for turn in range(3):
-        made = await subject.client.generate(f"{EPISODE}/c{turn}", ids, sampling(first, 8), deadline_s=60)
+        made = await subject.client.generate(EngineCall(f"{EPISODE}/c{turn}", ids, sampling(first, 8), deadline_s=60))
         assert_exact(first, ids, made, tolerance)
         assert made.cached_tokens >= (len(ids) // 2 if turn else 0)
         ids = [*ids, *made.ids, 3, 4, 5]
@@ -147,19 +152,23 @@ async def test_the_last_id_of_the_vocabulary_is_scored_like_any_other(
 async def test_a_stop_token_ends_the_call_and_is_part_of_it(subject: Subject, first: Weights) -> None:
     expected = first.greedy(PROMPT, 8)
     stop = expected[3]
-    made = await subject.client.generate("stop", PROMPT, sampling(first, 8, stop, temperature=0.0), deadline_s=60)
+    made = await subject.client.generate(
+        EngineCall("stop", PROMPT, sampling(first, 8, stop, temperature=0.0), deadline_s=60)
+    )
     assert made.finish == "stop"
     assert made.ids == expected[: expected.index(stop) + 1]
 
 
 async def test_the_length_ends_the_call(subject: Subject, first: Weights) -> None:
-    made = await subject.client.generate("length", PROMPT, sampling(first, 3, temperature=0.0), deadline_s=60)
+    made = await subject.client.generate(
+        EngineCall("length", PROMPT, sampling(first, 3, temperature=0.0), deadline_s=60)
+    )
     assert (made.finish, made.ids) == ("length", first.greedy(PROMPT, 3))
 
 
 async def test_a_stream_grows_to_the_whole_answer(subject: Subject, first: Weights) -> None:
     greedy = sampling(first, 10, temperature=0.0)
-    parts = [part async for part in subject.client.stream("stream", PROMPT, greedy, deadline_s=60)]
+    parts = [part async for part in subject.client.stream(EngineCall("stream", PROMPT, greedy, deadline_s=60))]
     whole = parts[-1]
     assert whole.ids == first.greedy(PROMPT, 10)[: len(whole.ids)]
     assert all(part.ids == whole.ids[: len(part.ids)] for part in parts)
@@ -175,7 +184,7 @@ async def test_an_aborted_call_returns_its_output_and_affects_no_other(
         name = f"{EPISODE}/c{next(NAMES)}"
         call = await begun(subject.client, name, PROMPT, sampling(first, LONG, temperature=0.0))
         other = asyncio.create_task(
-            subject.client.generate(f"{name}0", PROMPT, sampling(first, 30, temperature=0.0), deadline_s=60)
+            subject.client.generate(EngineCall(f"{name}0", PROMPT, sampling(first, 30, temperature=0.0), deadline_s=60))
         )
         await subject.client.abort(name)
         made, untouched = await call, await other
@@ -193,7 +202,7 @@ async def test_an_aborted_call_returns_its_output_and_affects_no_other(
 async def test_a_call_is_aborted_at_its_deadline_and_returns_its_output(subject: Subject, first: Weights) -> None:
     async def late() -> Generated:
         long = sampling(first, LONG, temperature=0.0)
-        made = await subject.client.generate(f"late/c{next(NAMES)}", PROMPT, long, deadline_s=0.05)
+        made = await subject.client.generate(EngineCall(f"late/c{next(NAMES)}", PROMPT, long, deadline_s=0.05))
         assert made.finish not in ("stop", "length"), "it ended before the engine checked its deadline"
         return made
 
@@ -205,7 +214,7 @@ async def test_a_call_is_aborted_at_its_deadline_and_returns_its_output(subject:
 async def test_a_stream_is_aborted_at_its_deadline_and_ends_with_its_output(subject: Subject, first: Weights) -> None:
     async def late() -> Generated:
         long, name = sampling(first, LONG, temperature=0.0), f"late-stream/c{next(NAMES)}"
-        parts = [part async for part in subject.client.stream(name, PROMPT, long, deadline_s=0.05)]
+        parts = [part async for part in subject.client.stream(EngineCall(name, PROMPT, long, deadline_s=0.05))]
         assert parts[-1].finish not in ("stop", "length"), "it ended before anybody looked at the deadline"
         return parts[-1]
 
@@ -253,7 +262,7 @@ async def test_pausing_by_abort_ends_the_running_calls(subject: Subject, first: 
         return made
 
     assert (await aeventually(paused)).finish == "abort"
-    later = asyncio.create_task(subject.client.generate("later", PROMPT, sampling(first, 2), deadline_s=60))
+    later = asyncio.create_task(subject.client.generate(EngineCall("later", PROMPT, sampling(first, 2), deadline_s=60)))
     await subject.client.resume()
     assert (await later).ids
 
@@ -262,9 +271,11 @@ async def test_after_an_update_nothing_is_left_of_the_old_weights(
     subject: Subject, first: Weights, second: Weights, tolerance: float
 ) -> None:
     ids = [*PROMPT, *range(20, 60)]
-    await subject.client.generate(f"{EPISODE}/c0", ids, sampling(first, 4), deadline_s=60)
+    await subject.client.generate(EngineCall(f"{EPISODE}/c0", ids, sampling(first, 4), deadline_s=60))
     await subject.put(second)
-    made = await subject.client.generate(f"{EPISODE}/c1", ids, sampling(first, 8, temperature=0.0), deadline_s=60)
+    made = await subject.client.generate(
+        EngineCall(f"{EPISODE}/c1", ids, sampling(first, 8, temperature=0.0), deadline_s=60)
+    )
     assert made.versions == [(2, len(made.ids))]
     assert made.ids == second.greedy(ids, 8)[: len(made.ids)]
     assert_exact(second, ids, made, tolerance)
@@ -272,15 +283,15 @@ async def test_after_an_update_nothing_is_left_of_the_old_weights(
 
 async def test_a_version_that_is_not_served_is_never_answered_for(subject: Subject, first: Weights) -> None:
     with pytest.raises(VersionNotServedError):
-        await subject.client.generate("pinned", PROMPT, sampling(first, 4), deadline_s=60, version=7)
-    made = await subject.client.generate("pinned", PROMPT, sampling(first, 4), deadline_s=60, version=1)
+        await subject.client.generate(EngineCall("pinned", PROMPT, sampling(first, 4), deadline_s=60, version=7))
+    made = await subject.client.generate(EngineCall("pinned", PROMPT, sampling(first, 4), deadline_s=60, version=1))
     assert {version for version, _ in made.versions} == {1}
 
 
 async def test_a_prompt_that_leaves_no_room_is_refused(subject: Subject, first: Weights) -> None:
     with pytest.raises(CallRefusedError, match=str(CONTEXT)):
-        await subject.client.generate("long", [5] * (CONTEXT + 20), sampling(first, 4), deadline_s=60)
-    assert (await subject.client.generate("next", PROMPT, sampling(first, 2), deadline_s=60)).ids
+        await subject.client.generate(EngineCall("long", [5] * (CONTEXT + 20), sampling(first, 4), deadline_s=60))
+    assert (await subject.client.generate(EngineCall("next", PROMPT, sampling(first, 2), deadline_s=60))).ids
 
 
 async def test_reports_have_state_version_and_load(subject: Subject, first: Weights) -> None:
@@ -312,7 +323,7 @@ async def test_memory_is_released_only_without_calls_and_later_calls_wait(
     else:
         await aeventually(lambda: refused_under_way(subject, first))
         await aeventually(lambda: releases_memory(subject.client))
-    late = asyncio.create_task(subject.client.generate("late", PROMPT, sampling(first, 8), deadline_s=60))
+    late = asyncio.create_task(subject.client.generate(EngineCall("late", PROMPT, sampling(first, 8), deadline_s=60)))
     if subject.gives_memory:
         done, _ = await asyncio.wait([late], timeout=0.2)
         assert not done, "no call is computed without a cache"
@@ -344,7 +355,11 @@ async def releases_memory(client: HttpEngine) -> bool:
 
 async def test_only_the_token_of_the_run_passes(subject: Subject, first: Weights) -> None:
     stranger = HttpEngine(subject.url, "wrong")
-    for request in (stranger.load, stranger.resume, lambda: stranger.generate("x", PROMPT, Sampling(), deadline_s=5)):
+    for request in (
+        stranger.load,
+        stranger.resume,
+        lambda: stranger.generate(EngineCall("x", PROMPT, Sampling(), deadline_s=5)),
+    ):
         with pytest.raises(CallRefusedError, match="requires the token of its run"):
             await request()
     assert not await stranger.health()
@@ -358,7 +373,7 @@ async def test_sixty_four_calls_at_once_all_end_and_are_exact(
     prompts = [[5 + number % 8, 20, 30 + number] for number in range(64)]
     made = await asyncio.gather(
         *(
-            subject.client.generate(f"many{number}/c0", prompt, sampling(first, 6), deadline_s=120)
+            subject.client.generate(EngineCall(f"many{number}/c0", prompt, sampling(first, 6), deadline_s=120))
             for number, prompt in enumerate(prompts)
         )
     )

@@ -15,7 +15,7 @@ import torch
 
 from agentrl.config.engines import Engines
 from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import CallRefusedError, Sampling, WeightsRefusedError
+from agentrl.engines.interface import CallRefusedError, EngineCall, Sampling, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.http.free_ports import free_port
@@ -116,7 +116,7 @@ async def answers_are_exact(client: HttpEngine, seen: Seen, chance: random.Rando
     begin, question = random_ids(chance, 30, seen.words), random_ids(chance, 5, seen.words)
     ids = [*begin, *seen.image(5), *question, *seen.image(9), *question]
     for turn in range(2):
-        made = await client.generate(f"seen/c{turn}", ids, GREEDY, deadline_s=60, images=seen.pngs)
+        made = await client.generate(EngineCall(f"seen/c{turn}", ids, GREEDY, deadline_s=60, images=seen.pngs))
         whole = [*ids, *made.ids]
         expected = seen.log_probs(whole)[len(ids) - 1 :]
         assert made.log_probs == pytest.approx(expected, abs=limit)
@@ -126,13 +126,13 @@ async def answers_are_exact(client: HttpEngine, seen: Seen, chance: random.Rando
     assert found == pytest.approx(seen.log_probs(whole), abs=limit)
     # The same prompt with another image of the same size shares no cache from the image on.
     other = [*begin, *seen.image(6), *question, *seen.image(9), *question]
-    made = await client.generate("other", other, GREEDY, deadline_s=60, images=seen.pngs)
+    made = await client.generate(EngineCall("other", other, GREEDY, deadline_s=60, images=seen.pngs))
     assert made.log_probs == pytest.approx(seen.log_probs([*other, *made.ids])[len(other) - 1 :], abs=limit)
     assert made.cached_tokens <= len(begin) + 1
     text = [*begin, seen.how.placeholder, *question]
-    made = await client.generate("text", text, GREEDY, deadline_s=60)
+    made = await client.generate(EngineCall("text", text, GREEDY, deadline_s=60))
     assert made.log_probs == pytest.approx(seen.log_probs([*text, *made.ids])[len(text) - 1 :], abs=limit)
     with pytest.raises(CallRefusedError, match="came with other bytes before"):
-        await client.generate("swapped", ids, GREEDY, deadline_s=60, images={**seen.pngs, 5: seen.pngs[6]})
+        await client.generate(EngineCall("swapped", ids, GREEDY, deadline_s=60, images={**seen.pngs, 5: seen.pngs[6]}))
     with pytest.raises(CallRefusedError, match="did not come"):
-        await client.generate("missing", ids, GREEDY, deadline_s=60, images={5: seen.pngs[5]})
+        await client.generate(EngineCall("missing", ids, GREEDY, deadline_s=60, images={5: seen.pngs[5]}))

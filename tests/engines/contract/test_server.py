@@ -16,14 +16,16 @@ from agentrl.engines import manifest as manifests
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import (
     EngineBusyError,
+    EngineCall,
     EngineError,
     EngineGoneError,
     Generated,
     Sampling,
     WeightsRefusedError,
 )
+from agentrl.engines.server_engine import Held
 from agentrl.engines.sglang.server_process import SglangServer
-from agentrl.engines.sglang.sglang_engine import Held, SglangEngine
+from agentrl.engines.sglang.sglang_engine import SglangEngine
 from tests.engines.conftest import Weights
 from tests.engines.contract.fixtures import TOKEN, begun
 from tests.engines.contract.servers import UP_WITHIN_S
@@ -38,7 +40,7 @@ TRIES = 5
 
 async def serves(server: SglangEngine, client: HttpEngine, weights: Weights, version: int) -> None:
     """Check that the server answers calls with these weights and this version."""
-    made = await client.generate("asked", PROMPT, GREEDY, deadline_s=60)
+    made = await client.generate(EngineCall("asked", PROMPT, GREEDY, deadline_s=60))
     assert made.ids == weights.greedy(PROMPT, 5)[: len(made.ids)]
     assert {found for found, _ in made.versions} == {version}
     assert (await server.load()).version == version
@@ -129,7 +131,7 @@ async def updated_during_a_call(
     async def asked_until_it_is_there() -> bool:
         nonlocal refusals
         try:
-            between.append(await client.generate("between", PROMPT, GREEDY, deadline_s=60))
+            between.append(await client.generate(EngineCall("between", PROMPT, GREEDY, deadline_s=60)))
         except EngineBusyError:
             refusals += 1
         return update.done()
@@ -202,7 +204,7 @@ async def test_a_paused_engine_is_still_paused_after_an_update(
     before = await begun(client, "stands", PROMPT, LONG)
     await server.pause("in_place")
     await server.update(str(second.path), 2)
-    call = asyncio.create_task(client.generate("waits", PROMPT, GREEDY, deadline_s=120))
+    call = asyncio.create_task(client.generate(EngineCall("waits", PROMPT, GREEDY, deadline_s=120)))
     done, _ = await asyncio.wait([call], timeout=0.5)
     assert not done
     await server.resume()
@@ -216,7 +218,7 @@ async def test_no_token_of_refused_weights_leaves_the_server(
     await server.update(str(first.path), 1)
     wrong = msgspec.structs.replace(second.manifest(), canary=first.manifest().canary)
     streamed = await begun(client, "streamed", PROMPT, LONG)
-    whole = asyncio.create_task(client.generate("whole", PROMPT, LONG, deadline_s=120))
+    whole = asyncio.create_task(client.generate(EngineCall("whole", PROMPT, LONG, deadline_s=120)))
     await aeventually(lambda: _running(client, 2))
     with pytest.raises(WeightsRefusedError, match="the canary differs"):
         await server.update(str(second.path), 2, wrong)

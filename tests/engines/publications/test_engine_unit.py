@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.config.http_token import http_token
 from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import Sampling
+from agentrl.engines.interface import EngineCall, Sampling
 from tests.engines.conftest import Weights
 from tests.engines.publications.parts import Database, document, publish
 from tests.waiting import aeventually
@@ -46,7 +46,9 @@ async def test_the_unit_serves_publications_and_leaves_on_drain(
 
         found = await aeventually(lambda: service(state="serving", version=1))
         client = HttpEngine(found["url"], http_token(state))
-        call = asyncio.create_task(client.generate("r", [4, 5], Sampling(max_new_tokens=100), deadline_s=60))
+        call = asyncio.create_task(
+            client.generate(EngineCall("r", [4, 5], Sampling(max_new_tokens=100), deadline_s=60))
+        )
         await publish(database, second)
         await aeventually(lambda: service(version=2))
         assert (await call).finish == "length"
@@ -59,7 +61,7 @@ async def test_the_unit_serves_publications_and_leaves_on_drain(
 
         await aeventually(reasons)
         greedy = Sampling(max_new_tokens=5, temperature=0.0)
-        assert (await client.generate("s", [4, 5], greedy, deadline_s=20)).versions == [(2, 5)]
+        assert (await client.generate(EngineCall("s", [4, 5], greedy, deadline_s=20))).versions == [(2, 5)]
         await client.close()
         process.send_signal(signal.SIGTERM)
         await aeventually(lambda: process.poll() is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.interface import Sampling
+from agentrl.engines.interface import EngineCall, Sampling
 from agentrl.engines.publication_follower import PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
 from tests.engines.conftest import Weights
@@ -27,7 +27,7 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (1, 2)
     greedy = Sampling(max_new_tokens=5, temperature=0.0)
-    answer = await engine.generate("r", [4, 5], greedy, deadline_s=20, version=1)
+    answer = await engine.generate(EngineCall("r", [4, 5], greedy, deadline_s=20, version=1))
     assert answer.ids == first.greedy([4, 5], 5)
     assert (await database["Service"].find_one({"_id": "engine-0.1"}))["versions_loaded"] == [1, 2]
     await database["Task"].update_one({"_id": "e/test/0/0"}, {"$set": {"status": "done"}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import Sampling
+from agentrl.engines.interface import EngineCall, Sampling
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from tests.engines.conftest import Weights
 from tests.engines.contract.fixtures import client  # noqa: F401 # a fixture is found by its name
@@ -25,6 +25,6 @@ async def test_weights_are_loaded_in_the_requested_way(
     monkeypatch.setattr(server, "_way", way)
     for weights in (first, second):
         await server.update(str(weights.path), weights.version)
-        made = await client.generate("asked", [7, 8, 9], Sampling(max_new_tokens=5), deadline_s=60)
+        made = await client.generate(EngineCall("asked", [7, 8, 9], Sampling(max_new_tokens=5), deadline_s=60))
         assert {version for version, _ in made.versions} == {weights.version}
     assert server._way == way, "it fell back to files"

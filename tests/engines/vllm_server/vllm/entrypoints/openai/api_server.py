@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.interface import EngineError, Generated, Sampling
+from agentrl.engines.interface import EngineCall, EngineError, Generated, Sampling
 from tests.engines import unverified
 
 KNOWN = {
@@ -72,7 +72,7 @@ class Server:
             top_p=params["top_p"],
         )
         done = 0
-        async for sofar in self.engine.stream(rid, body["token_ids"], sampling, deadline_s=600):
+        async for sofar in self.engine.stream(EngineCall(rid, body["token_ids"], sampling, deadline_s=600)):
             stops = bool(sofar.ids) and sofar.ids[-1] in sampling.stop_token_ids
             length = len(sofar.ids) >= sampling.max_new_tokens
             finish = "stop" if stops else "length" if length else None

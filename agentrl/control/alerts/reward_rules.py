@@ -1,4 +1,4 @@
-"""Conditions of the alerts about a reward that is earned in an unintended way.
+"""Alert rules about a reward that is earned in an unintended way.
 
 The steward measures the signs over the newest records of each environment. Each condition compares one sign with its
 limit in the run file (`reward_watch`), and makes one finding for each environment, with the numbers as evidence.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from agentrl.control.alerts.rule_types import Finding, RunSnapshot, evidence_line, is_outside
+from agentrl.control.alerts.rule_types import Condition, Finding, RunSnapshot, evidence_line, is_outside
 from agentrl.protocol.rows import UnitState
 from agentrl.telemetry import data_plane_metrics as of
 from agentrl.telemetry.control_plane_metrics import Metric
@@ -94,3 +94,12 @@ def _over(
 
 def _evidence(numbers: Numbers, *shown: Metric) -> tuple[str, ...]:
     return tuple(evidence_line(metric, numbers) for metric in shown if metric.name in numbers)
+
+
+REWARD_RULES = (
+    Condition("reward-by-length", longer_is_better),
+    Condition("answers-repeat", answers_repeat),
+    Condition("groups-repeat", groups_repeat),
+    Condition("judge-votes-split", votes_split),
+    Condition("reward-watcher-falls", watcher_falls),
+)
