@@ -6,15 +6,13 @@ Invariant: settings that a kind of engine does not support are refused when the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from agentrl.config import server_arguments
 from agentrl.config.field_types import Command, Flag, Gpus, Number, Positive, Seconds, Secret, Section
-
-if TYPE_CHECKING:
-    from agentrl.config.training import Training
+from agentrl.config.training import Training
 
 Problem = tuple[tuple[str, ...], str]
 

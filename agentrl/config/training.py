@@ -5,9 +5,10 @@ Invariant: a key of the trainer has the same name here and in the rule that is m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.curves import CurvesSettings
 from agentrl.config.field_types import (
@@ -25,9 +26,9 @@ from agentrl.config.field_types import (
     Positive,
     Section,
     Share,
+    Words,
     named,
 )
-from agentrl.config.lora import Lora
 from agentrl.config.loss_keys import DecaySettings, LossKeys
 from agentrl.config.parallel import Parallel
 from agentrl.policies.freshness import Strategy
@@ -136,6 +137,27 @@ class PublicationSettings(Section):
     delta: Literal["auto", "always", "never"] = "auto"
     """Whether the difference to the previous version is written too, for hosts that have that version. `auto`: only if
     the run is on hosts that do not share its directory."""
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA): two small matrices beside each linear layer are trained, and the weights of the model
+    stay as they are."""
+
+    rank: Natural = 0
+    """The rank of the adapters; 0: all weights are trained."""
+    alpha: Annotated[Number, Field(ge=0, le=1_000_000)] = 0.0
+    """An adapter's output is scaled by `alpha / rank`; 0: `alpha` is twice the rank."""
+    targets: Words = ()
+    """The names of the linear layers that get adapters, such as `q_proj`; empty: all within the decoder's layers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_dropout(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "dropout" not in value:
+            return value
+        if value["dropout"] == 0:
+            return {key: setting for key, setting in value.items() if key != "dropout"}
+        raise ValueError("must not have dropout: the trainer computes the model that engines sample from")
 
 
 class Training(LossKeys):
