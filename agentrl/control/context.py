@@ -42,8 +42,7 @@ from agentrl.supervision import events
 from agentrl.supervision.instructions import Persist, Publish
 from agentrl.supervision.liveness import Health, Leases
 from agentrl.supervision.supervisor import Supervisor
-from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.unit_slots import State
+from agentrl.supervision.unit_slots import WITH_PROCESS, State
 from agentrl.telemetry.data_plane_metrics import STEP
 
 
@@ -80,17 +79,26 @@ class Context:
     """`down` has stopped all units and looks for remaining processes: it is too late for `up`."""
     audited: int = 0
     """The number of audit rows of this epoch."""
+    stimuli: int = 0
+    """The number of events of this epoch that no operation caused."""
     dice: random.Random = field(default_factory=random.Random)
     process_spans: ProcessSpans = field(default_factory=ProcessSpans)
 
     def happened(self, event: events.Event) -> None:
         """Hand an event to the supervisor. Its instructions are carried out at the end of this turn of the loop."""
-        rolled = msgspec.structs.replace(event, dice=self.dice.random())
-        instructions = self.supervisor.handle(rolled, self.clock.now())
+        named = msgspec.structs.replace(event, dice=self.dice.random(), stimulus=self._stimulus(event))
+        instructions = self.supervisor.handle(named, self.clock.now())
         for instruction in instructions:
             if isinstance(instruction, Persist | Publish):
                 self.operations.unit_changed(instruction.key)
         self.executor.add(instructions)
+
+    def _stimulus(self, event: events.Event) -> str:
+        """The id of an event: that of its operation, or a number that no other event of the run has."""
+        if isinstance(event, events.OperatorEvent | events.DeathConfirmed):
+            return event.by
+        self.stimuli += 1
+        return f"{type(event).__name__}-{self.epoch[:6]}-{self.stimuli}"
 
     # ---- rows ----
 

@@ -82,7 +82,7 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.supervisor import Supervisor
-from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_slots import WITH_PROCESS
 from agentrl.transport import addresses
 from agentrl.transport.hub import Hub
 from agentrl.transport.publisher import Publisher
@@ -266,7 +266,7 @@ class Coordinator:
         lock."""
         self._open()
         progress = ProgressWatch(self._context, self._queries.chains)
-        shown = (progress.tick, self._alerting.tick, self._recorder.tick)
+        shown = (progress.tick, self._alerting.tick, self._recorder.tick, self._incidents.check_supervisor)
         of_hosts = (self._admission.forget_silent, self._departures.look, self._removal.tick, self._placed.look)
         ticks = (*shown, self._own_files().tick, *of_hosts, self._rotation.tick)
         checks = PeriodicChecks(self._context, ticks)
@@ -336,7 +336,7 @@ class Coordinator:
             context.show_knob(knob)
         now = context.clock.now()
         self._lease_living_units()
-        context.executor.add(context.supervisor.resume(now))
+        context.executor.add(context.supervisor.resume(now, f"resume-{context.epoch[:6]}"))
         self._clients.begin_again()
         context.show_run()
         self._write_address()

@@ -24,6 +24,8 @@ from agentrl.supervision.unit_slots import Slot
 
 SHOWN = 50
 """Incidents in the feed; the journal has all of them."""
+CHECK_EVERY_S = 60.0
+"""Time between two checks of the supervisor's invariants: with 1,000 units a check takes some milliseconds."""
 log = logging.getLogger(__name__)
 
 _WRITES_STACKS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
@@ -35,6 +37,8 @@ class Incidents:
         self._context = context
         self._shown: deque[str] = deque()
         self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._check_at = 0.0
+        self._violated: set[tuple[str, str]] = set()
 
     def keep_tail(self, unit: str, incarnation: int, tail: tuple[str, ...]) -> None:
         """The last log lines of an incarnation that ended, until `forget`."""
@@ -65,6 +69,7 @@ class Incidents:
             done=report.done,
             stacks=self._stacks_of(report),
             swept=report.swept,
+            stimulus=report.stimulus,
         )
 
     def parts_reported(self, slot: Slot, before: messages.UnitReport, now: messages.UnitReport) -> None:
@@ -144,6 +149,23 @@ class Incidents:
             host=self._context.host,
             done="the entry was kept, and a unit that it describes goes on as soon as its host reports it",
         )
+
+    def check_supervisor(self, now: float) -> None:
+        """Check now and then all invariants of the supervisor, and record each that does not hold. Nothing stops."""
+        if now < self._check_at:
+            return
+        self._check_at = now + CHECK_EVERY_S
+        violations = {(violation.unit, violation.what): violation for violation in self._context.supervisor.validate()}
+        for (unit, what), violation in violations.items():
+            if (unit, what) not in self._violated:
+                self._record(
+                    id=f"invariant-{unit}-{now:.0f}",
+                    unit=unit,
+                    what=f"{unit} breaks an invariant of the supervisor: {what}",
+                    tail=violation.story,
+                    done="it is recorded; please report it",
+                )
+        self._violated = set(violations)
 
     def _record(self, *, at: float | None = None, incarnation: int = 0, **facts: Any) -> None:
         at = self._context.clock.now() if at is None else at

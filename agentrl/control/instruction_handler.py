@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from agentrl.supervision import events
 from agentrl.supervision import instructions as do
 
 READ_SOCKETS_FIRST_S = 1.0
+log = logging.getLogger(__name__)
 
 
 class InstructionHandler:
@@ -43,13 +45,15 @@ class InstructionHandler:
 
     def perform(self, instruction: do.Instruction) -> None:
         context = self._context
+        if isinstance(instruction, do.Spawn | do.Signal | do.KillTree | do.SendToUnit):
+            log.info("%s", instruction)
         if isinstance(instruction, do.Signal | do.KillTree | do.SendToUnit):
             self._note_end(instruction)
         match instruction:
             case do.Publish(kind, key):
                 self._publish(kind, key)
-            case do.Spawn(host, unit, incarnation):
-                self._spawn(host, unit, incarnation)
+            case do.Spawn():
+                self._spawn(instruction)
             case do.Signal(host, unit, incarnation, number, leader_only):
                 context.peers.send_to_host(host, messages.SignalUnit(unit, incarnation, number, leader_only))
                 if number == signal.SIGCONT:
@@ -85,8 +89,8 @@ class InstructionHandler:
             case _:
                 self._context.show_run()
 
-    def _spawn(self, host: str, unit: str, incarnation: int) -> None:
-        context = self._context
+    def _spawn(self, order: do.Spawn) -> None:
+        context, host, unit, incarnation = self._context, order.host, order.unit, order.incarnation
         slot = context.state.slots.get(unit)
         if slot is None or slot.spec is None or slot.incarnation != incarnation:
             return
@@ -112,6 +116,7 @@ class InstructionHandler:
                 devices=slot.devices,
                 traceparent=trace.header() if trace else "",
                 rank=slot.rank,
+                stimulus=order.stimulus,
             ),
         )
 

@@ -41,7 +41,7 @@ class Executor:
         self._perform = perform
         self._loop = asyncio.get_running_loop()
         self._todo: list[do.Instruction] = []
-        self._shows: dict[do.Publish, None] = {}
+        self._shows: dict[tuple[str, str], do.Publish] = {}
         self._puts: dict[tuple[str, str], bytes | None] = {}
         self._events: deque[tuple[str, str, float, bytes]] = deque()
         self._lost_events = 0
@@ -60,7 +60,7 @@ class Executor:
                 self._puts[instruction.kind, instruction.key] = b"" if not instruction.gone else None
             elif isinstance(instruction, do.Publish):
                 # A row is shown once per turn, as it is at the end of the turn.
-                self._shows[instruction] = None
+                self._shows[instruction.kind, instruction.key] = instruction
             else:
                 self._todo.append(instruction)
         self._schedule()
@@ -113,7 +113,7 @@ class Executor:
             self.on_full()
         todo, self._todo = self._todo, []
         shows, self._shows = self._shows, {}
-        for instruction in (*todo, *shows):
+        for instruction in (*todo, *shows.values()):
             _run_safely(partial(self._perform, instruction))
         after, self._after = self._after, []
         for act in after:

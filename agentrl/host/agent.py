@@ -319,7 +319,7 @@ class Agent:
             self._failed(spawn, reason, final=_is_final(failed))
             return
         self.incarnations[incarnation.name] = incarnation
-        log.info("%s is started", incarnation.name)
+        log.info("%s is started [%s]", incarnation.name, spawn.stimulus)
         self.services.logs.prune(spawn.unit)
 
     def _folder(self, spawn: Spawn) -> Path | None:

@@ -113,6 +113,8 @@ def of_unit(
         "AGENTRL_HEARTBEAT_S": f"{heartbeat_s:g}",
         "AGENTRL_ORPHAN_LEASE_S": f"{spec.orphan_lease_s:g}",
     }
+    if spawn.stimulus:
+        env["AGENTRL_STIMULUS"] = spawn.stimulus
     if spawn.traceparent:
         env[trace_context.VARIABLE] = spawn.traceparent
     if home.key is not None:

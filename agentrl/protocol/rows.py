@@ -171,6 +171,9 @@ class UnitRow(Row, tag="unit", frozen=True):
         """Whether its newest incarnation never became a process (no program, no memory), so it has no log."""
         return self.state in (UnitState.FATAL, UnitState.BACKOFF) and self.last_exit is None
 
+    stimulus: str = ""
+    """The id of the event that brought it into this state: an operation, or an event that the logs name."""
+
 
 class HostRow(Row, tag="host", frozen=True):
     """Key `host/NAME`."""
@@ -346,6 +349,8 @@ class IncidentRow(Row, tag="incident", frozen=True):
     done: str = ""
     stacks: str = ""
     swept: tuple[ProcessInfo, ...] = ()
+    stimulus: str = ""
+    """The id of the event that caused it; empty if the supervisor had none."""
 
 
 class AuditRow(Row, tag="audit", frozen=True):

@@ -1,4 +1,4 @@
-"""Writes the wishes of operators into desired state, without touching a process.
+"""Writes what operators want into desired state, without touching a process. One function for each event of theirs.
 
 Invariants:
 - A change that is applied twice has the same effect as once.
@@ -16,13 +16,12 @@ from agentrl.supervision import events
 from agentrl.supervision.gangs import members_with
 from agentrl.supervision.instructions import Persist, Publish
 from agentrl.supervision.scheduling import victims
-from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_lifecycle import Lifecycle
-from agentrl.supervision.unit_slots import GroupState, Slot
+from agentrl.supervision.unit_slots import WITH_PROCESS, GroupState, Slot
 from agentrl.supervision.up_plan import count_after, new_units
 
 
-def apply(life: Lifecycle, event: events.Applied, now: float) -> None:
+def applied(life: Lifecycle, event: events.Applied, now: float) -> None:
     """Make desired state equal to this configuration."""
     run = life.state.run
     was_up = run.up and run.reading == event.reading
@@ -76,7 +75,7 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
         life.touch(slot)
 
 
-def scale(life: Lifecycle, event: events.Scaled) -> None:
+def scaled(life: Lifecycle, event: events.Scaled, now: float) -> None:
     group = life.state.groups[event.group]
     if group.spec.count != event.count:
         group.counted_by = event.by
@@ -122,20 +121,20 @@ def _fresh_budget(slot: Slot) -> None:
     slot.done = slot.stop_now = slot.patient = False
 
 
-def stop(life: Lifecycle, event: events.StopWanted) -> None:
+def stop_wanted(life: Lifecycle, event: events.StopWanted, now: float) -> None:
     for slot in members_with(life.state, life.state.slots[event.unit]):
         slot.held, slot.desired_by = event.because, event.by
         slot.stop_now, slot.patient = event.now, event.patient and not event.now
         life.touch(slot)
 
 
-def cancel_drain(life: Lifecycle, event: events.DrainCancelled) -> None:
+def drain_cancelled(life: Lifecycle, event: events.DrainCancelled, now: float) -> None:
     for slot in members_with(life.state, life.state.slots[event.unit]):
         slot.held, slot.desired_by, slot.patient = "", event.by, False
         life.touch(slot)
 
 
-def restart(life: Lifecycle, event: events.RestartWanted) -> None:
+def restart_wanted(life: Lifecycle, event: events.RestartWanted, now: float) -> None:
     members = [slot for unit in event.units for slot in members_with(life.state, life.state.slots[unit])]
     for slot in {slot.unit: slot for slot in members}.values():
         _fresh_budget(slot)
@@ -145,7 +144,7 @@ def restart(life: Lifecycle, event: events.RestartWanted) -> None:
         life.touch(slot)
 
 
-def drain_host(life: Lifecycle, event: events.HostDrained) -> None:
+def host_drained(life: Lifecycle, event: events.HostDrained, now: float) -> None:
     draining = life.state.run.draining_hosts
     (draining.add if event.draining else draining.discard)(event.host)
     life.out += [Persist("run", ""), Publish("host", event.host)]
@@ -156,7 +155,7 @@ def drain_host(life: Lifecycle, event: events.HostDrained) -> None:
     life.recheck_pending()
 
 
-def pause(life: Lifecycle, event: events.Paused) -> None:
+def paused(life: Lifecycle, event: events.Paused, now: float) -> None:
     state = life.state
     if event.target == "run":
         state.run.paused = event.paused
@@ -175,7 +174,7 @@ def pause(life: Lifecycle, event: events.Paused) -> None:
         life.send_paused(slot)
 
 
-def down(life: Lifecycle, event: events.DownWanted) -> None:
+def down_wanted(life: Lifecycle, event: events.DownWanted, now: float) -> None:
     run = life.state.run
     run.up, run.desired_by = False, event.by
     run.stop_now = run.stop_now or event.at_once

@@ -68,6 +68,10 @@ class HeldDevices:
         """The incarnations that hold each device of the host."""
         return {device: tuple(sorted(holders)) for device, holders in self._held.get(host, {}).items()}
 
+    def given_twice(self, host: str) -> list[str]:
+        """The devices of which the holders have more than the whole."""
+        return [device for device, holders in self._held.get(host, {}).items() if sum(holders.values()) > WHOLE]
+
     def free(self, host: HostState) -> dict[str, int]:
         """How much of each device can be given, in thousandths."""
         held = self._held.get(host.host, {})

@@ -15,87 +15,95 @@ from agentrl.protocol.specs import GroupSpec
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     dice: float = 0.5
     """A number in [0, 1) drawn by the caller, for jitter."""
+    stimulus: str = ""
+    """The id of this event. All instructions, units and processes that follow from it name it."""
+
+
+class UnitEvent(Event, frozen=True):
+    """An event about one unit. `unit_events` has the table of what it does in which state."""
+
+    unit: str
+
+
+class IncarnationEvent(UnitEvent, frozen=True):
+    """It counts only if this is the present incarnation of the unit."""
+
+    incarnation: int
 
 
 # ---- from operators ----
 
 
-class Applied(Event, frozen=True):
-    """The run consists of these groups from now on. `by` is the operation."""
+class OperatorEvent(Event, frozen=True):
+    by: str
+    """The operation."""
+
+
+class Applied(OperatorEvent, frozen=True):
+    """The run consists of these groups from now on."""
 
     specs: tuple[GroupSpec, ...]
-    by: str
     reading: bool = False
     """Start only the groups that are needed to read the run. The others keep their desired state and their files."""
 
 
-class Scaled(Event, frozen=True):
+class Scaled(OperatorEvent, frozen=True):
     group: str
     count: int
-    by: str
     idle: frozenset[str] = frozenset()
     """Units without work, which a scale-down stops first."""
 
 
-class StopWanted(Event, frozen=True):
+class StopWanted(OperatorEvent, frozen=True):
     """Stop the unit and keep it stopped; `patient` waits for its work without a limit."""
 
     unit: str
-    by: str
     because: str
     now: bool = False
     patient: bool = False
 
 
-class DrainCancelled(Event, frozen=True):
+class DrainCancelled(OperatorEvent, frozen=True):
     unit: str
-    by: str
 
 
-class RestartWanted(Event, frozen=True):
+class RestartWanted(OperatorEvent, frozen=True):
     units: tuple[str, ...]
-    by: str
     at_once: bool = False
 
 
-class HostDrained(Event, frozen=True):
+class HostDrained(OperatorEvent, frozen=True):
     """Drain the host, or allow units on it after a drain."""
 
     host: str
-    by: str
     draining: bool = True
 
 
-class Paused(Event, frozen=True):
+class Paused(OperatorEvent, frozen=True):
     """`target` is `run`, a group or a unit."""
 
     target: str
     paused: bool
-    by: str
 
 
-class DownWanted(Event, frozen=True):
-    by: str
+class DownWanted(OperatorEvent, frozen=True):
     at_once: bool = False
 
 
-class DeathVouched(Event, frozen=True):
-    """An operator states that this incarnation of a lost unit is dead."""
+class DeathConfirmed(IncarnationEvent, frozen=True):
+    """An operator confirms that this incarnation of a lost unit is dead."""
 
-    unit: str
-    incarnation: int
     by: str
+    """The operation."""
 
 
 # ---- from host agents ----
 
 
-class HostEvent(Event, frozen=True):
+class HostEvent(IncarnationEvent, frozen=True):
     """What a host reports of an incarnation counts only if that host holds it."""
 
     host: str
-    unit: str
-    incarnation: int
 
 
 class HostConnected(Event, frozen=True):
@@ -186,71 +194,54 @@ class ProcessStopped(HostEvent, frozen=True):
 # ---- from units, and from checks of their heartbeats ----
 
 
-class UnitReady(Event, frozen=True):
-    unit: str
-    incarnation: int
+class UnitReady(IncarnationEvent, frozen=True):
     ready: bool = True
 
 
-class UnitBye(Event, frozen=True):
-    unit: str
-    incarnation: int
+class UnitBye(IncarnationEvent, frozen=True):
     code: int
     reason: str = ""
 
 
-class StopExtended(Event, frozen=True):
+class StopExtended(IncarnationEvent, frozen=True):
     """A draining unit needs more time."""
 
-    unit: str
-    incarnation: int
     by_s: float
 
 
-class StartExtended(Event, frozen=True):
+class StartExtended(IncarnationEvent, frozen=True):
     """A starting unit is inside an announced phase that ends at `until`."""
 
-    unit: str
-    incarnation: int
     until: float
 
 
-class PhaseAnnounced(Event, frozen=True):
+class PhaseAnnounced(IncarnationEvent, frozen=True):
     """A unit may be silent until then. It is persisted, because the next coordinator needs it too."""
 
-    unit: str
-    incarnation: int
     until: float
 
 
-class UnitSuspect(Event, frozen=True):
+class UnitSuspect(IncarnationEvent, frozen=True):
     """The unit is silent or past its phase deadline. This is shown and has no other effect."""
 
-    unit: str
-    incarnation: int
     because: str
 
 
-class UnitReports(Event, frozen=True):
-    unit: str
-    incarnation: int
+class UnitReports(IncarnationEvent, frozen=True):
+    """Heartbeats of a unit arrive again."""
 
 
-class UnitHung(Event, frozen=True):
+class UnitHung(IncarnationEvent, frozen=True):
     """The unit is silent for too long outside any announced phase, or too long past its phase deadline."""
 
-    unit: str
-    incarnation: int
     because: str
 
 
 # ---- time ----
 
 
-class DeathsAged(Event, frozen=True):
+class DeathsAged(UnitEvent, frozen=True):
     """A death of that unit has left the restart window and no longer counts."""
-
-    unit: str
 
 
 class RetiredAged(Event, frozen=True):
@@ -259,7 +250,6 @@ class RetiredAged(Event, frozen=True):
     keep: int
 
 
-class TimerFired(Event, frozen=True):
-    unit: str
+class TimerFired(UnitEvent, frozen=True):
     at: float
     """The deadline that the timer was started for."""

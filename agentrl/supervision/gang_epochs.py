@@ -7,15 +7,11 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from agentrl.protocol.rows import UnitState as S
 from agentrl.supervision import gangs, restarts
 from agentrl.supervision.instructions import Persist, Publish
+from agentrl.supervision.unit_lifecycle import Lifecycle
 from agentrl.supervision.unit_slots import GroupState, Slot
-
-if TYPE_CHECKING:
-    from agentrl.supervision.unit_lifecycle import Lifecycle
 
 
 def start(life: Lifecycle, name: str, now: float) -> None:
@@ -53,12 +49,6 @@ def break_up(life: Lifecycle, slot: Slot, why: str) -> None:
     for other in life.state.of_group(slot.group):
         restarts.share_history(slot, other)
     _end(life, group, f"{slot.name} {why}")
-
-
-def lacks_a_rank(life: Lifecycle, slot: Slot) -> bool:
-    """Return whether a drain cannot succeed, because a rank of the epoch of this one has died."""
-    group = life.state.groups.get(slot.group)
-    return group is not None and group.gang_died and slot.started_epoch != group.gang_epoch
 
 
 def _end(life: Lifecycle, group: GroupState, why: str) -> None:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import Rank
 from agentrl.supervision.gang_placement import Seat
-from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.unit_slots import GroupState, Slot, State
+from agentrl.supervision.unit_slots import WITH_PROCESS, GroupState, Slot, State
 
 FIRST_PORT, PORTS = 29_500, 1_000
 """The ports at which the ranks of gangs meet, below the ports that the kernel gives to clients."""
@@ -56,6 +55,12 @@ def fault(state: State, group: GroupState, slots: Sequence[Slot], runs: Runs) ->
         if slot.rank is not None and slot.rank.ranks != len(members):
             return f"it has {len(members)} ranks now"
     return ""
+
+
+def lacks_a_rank(state: State, slot: Slot) -> bool:
+    """Return whether a drain cannot succeed, because a rank of the epoch of this one has died."""
+    group = state.groups.get(slot.group)
+    return group is not None and group.gang_died and slot.started_epoch != group.gang_epoch
 
 
 def left_of(state: State, slot: Slot, *, of_gang: bool = False) -> str:

@@ -1,6 +1,7 @@
 """Defines the instructions of the supervisor. The coordinator executes them in order and reports the results as events.
 
 Invariants:
+- Each instruction names its stimulus: the event that caused it.
 - A Persist is durable before any instruction after it in the list is executed.
 """
 
@@ -11,8 +12,13 @@ import msgspec
 from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
 
 
-class Instruction(msgspec.Struct, frozen=True):
-    pass
+class Instruction(msgspec.Struct, frozen=True, kw_only=True):
+    stimulus: str = ""
+    """The id of the event that caused it."""
+
+    def __str__(self) -> str:
+        words = (str(getattr(self, name)) for name in self.__struct_fields__ if name != "stimulus")
+        return f"{type(self).__name__} {' '.join(words)} [{self.stimulus}]"
 
 
 class Persist(Instruction, frozen=True):

@@ -18,8 +18,7 @@ from agentrl.protocol.messages import RANKS_SINCE
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.devices import HeldDevices
-from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.unit_slots import HostState, Slot
+from agentrl.supervision.unit_slots import WITH_PROCESS, HostState, Slot
 
 MOST_NAMED = 3
 """The number of hosts with the same reason that a sentence names."""

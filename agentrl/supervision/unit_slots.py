@@ -1,6 +1,7 @@
 """Defines the state of the supervisor: the run, its groups, slots and hosts. It can be persisted and loaded.
 
 Invariants:
+- A slot makes only the moves of `STATE_MOVES`. Any other move raises, with the history of the unit.
 - An incarnation number of a unit is used once.
 - `story` contains the last transitions with their reasons, to explain an illegal one.
 - A slot has at most one timer; a timer without the slot's present deadline is stale.
@@ -13,11 +14,38 @@ from collections.abc import Sequence
 import msgspec
 
 from agentrl.protocol.messages import PROTOCOL_MINOR, ExitStatus, HostFacts
-from agentrl.protocol.rows import UnitState
+from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import READ_FROM, GroupSpec, Rank
-from agentrl.supervision.transitions import STATE_MOVES, WITH_PROCESS, IllegalMoveError
 
 STORY_LENGTH = 12
+
+STATE_MOVES: dict[S, frozenset[S]] = {
+    S.PENDING: frozenset({S.STARTING, S.STOPPED, S.FATAL}),
+    S.STARTING: frozenset({S.READY, S.STOPPING, S.DRAINING, S.PENDING, S.BACKOFF, S.STOPPED, S.LOST, S.FATAL}),
+    S.READY: frozenset({S.SUSPECT, S.DRAINING, S.STOPPING, S.PENDING, S.BACKOFF, S.STOPPED, S.LOST, S.FATAL}),
+    S.SUSPECT: frozenset({S.READY, S.DRAINING, S.STOPPING, S.PENDING, S.BACKOFF, S.STOPPED, S.LOST, S.FATAL}),
+    S.LOST: frozenset({S.READY, S.STARTING, S.PENDING, S.STOPPED, S.BACKOFF, S.FATAL}),
+    S.DRAINING: frozenset({S.READY, S.STOPPING, S.PENDING, S.BACKOFF, S.LOST, S.FATAL}),
+    S.STOPPING: frozenset({S.STOPPED, S.PENDING, S.BACKOFF, S.LOST, S.FATAL}),
+    S.BACKOFF: frozenset({S.STARTING, S.PENDING, S.STOPPED, S.FATAL}),
+    S.STOPPED: frozenset({S.PENDING}),
+    S.FATAL: frozenset({S.PENDING, S.STOPPED}),
+}
+
+WITH_PROCESS = frozenset({S.STARTING, S.READY, S.SUSPECT, S.DRAINING, S.STOPPING, S.LOST})
+"""States in which a process of the current incarnation may be alive."""
+
+IN_SERVICE = frozenset({S.STARTING, S.READY, S.SUSPECT})
+"""States in which a unit can be stopped."""
+
+MAY_STAY = IN_SERVICE | {S.DRAINING, S.LOST}
+"""States in which the incarnation can continue: a drain is cancelled, or a lost unit returns."""
+
+
+class IllegalMoveError(Exception):
+    """A transition that the table does not have, so a bug in the supervisor. The message contains the history of the
+    unit.
+    """
 
 
 class RunState(msgspec.Struct):
@@ -78,10 +106,13 @@ class Slot(msgspec.Struct):
     unit: str
     group: str
     number: int
-    state: UnitState = UnitState.PENDING
+    state: S = S.PENDING
     reason: str = ""
     since: float = 0.0
     story: list[str] = []
+    """The last moves: from, to, the reason, and the stimulus."""
+    stimulus: str = ""
+    """The id of the event that caused the last move."""
 
     # desired state
     wanted: bool = True
@@ -127,9 +158,9 @@ class Slot(msgspec.Struct):
     phase_until: float = 0.0
     """The time until which an announced phase may keep it silent, for a coordinator that did not receive the report."""
     bye_code: int | None = None
+    """The exit code that the unit itself announced."""
     bye_reason: str = ""
     """The reason in its Bye."""
-    """The exit code that the unit itself announced."""
     last_exit: ExitStatus | None = None
     timer: float = 0.0
     ghosts: list[Ghost] = []
@@ -151,14 +182,15 @@ class Slot(msgspec.Struct):
     done: bool = False
     """A job that ended successfully; it runs again only in a higher generation."""
 
-    def move(self, to: UnitState, reason: str, now: float) -> None:
+    def move(self, to: S, reason: str, now: float, stimulus: str = "") -> None:
         """Change the state. No other code does."""
         if to not in STATE_MOVES[self.state]:
             raise IllegalMoveError(
                 f"{self.unit} cannot go from {self.state} to {to} ({reason}); {'; '.join(self.story)}"
             )
-        self.story = [*self.story[-STORY_LENGTH:], f"{self.unit}.{self.incarnation} {self.state}->{to}: {reason}"]
-        self.state, self.reason, self.since = to, reason, now
+        cause = f" [{stimulus}]" if stimulus else ""
+        self.story = [*self.story[-STORY_LENGTH:], f"{self.name} {self.state}->{to}: {reason}{cause}"]
+        self.state, self.reason, self.since, self.stimulus = to, reason, now, stimulus
         self.timer = 0.0
 
     def shift_times(self, by_s: float) -> None:
@@ -181,7 +213,7 @@ class Slot(msgspec.Struct):
     @property
     def unidentified(self) -> bool:
         """A process of it may be alive, but its journal entry could not tell which and where."""
-        return self.state is UnitState.LOST and not self.host
+        return self.state is S.LOST and not self.host
 
 
 class HostState(msgspec.Struct):
@@ -272,4 +304,4 @@ class State(msgspec.Struct):
         """Return whether no order reaches what is left of the present incarnation: it is lost, or its leader has ended
         and its host is silent.
         """
-        return slot.state is UnitState.LOST or (slot.state not in WITH_PROCESS and self.is_silent(slot.host))
+        return slot.state is S.LOST or (slot.state not in WITH_PROCESS and self.is_silent(slot.host))

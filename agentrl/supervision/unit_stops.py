@@ -8,17 +8,14 @@ Invariants:
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 from agentrl.protocol.messages import CancelDrain, Drain
 from agentrl.protocol.rows import UnitState as S
-from agentrl.supervision import gang_epochs
+from agentrl.supervision import gangs
 from agentrl.supervision.instructions import KillTree, SendToUnit, Signal
 from agentrl.supervision.stop_order import before_its_host_leaves
+from agentrl.supervision.unit_lifecycle import Lifecycle
 from agentrl.supervision.unit_slots import Slot
-
-if TYPE_CHECKING:
-    from agentrl.supervision.unit_lifecycle import Lifecycle
 
 
 def begin(life: Lifecycle, slot: Slot, now: float) -> None:
@@ -26,7 +23,7 @@ def begin(life: Lifecycle, slot: Slot, now: float) -> None:
     assert slot.spec is not None
     if slot.stop_now or life.state.run.stop_now:
         kill(life, slot, "killed", now)
-    elif slot.spec.speaks and slot.state is not S.STARTING and not gang_epochs.lacks_a_rank(life, slot):
+    elif slot.spec.speaks and slot.state is not S.STARTING and not gangs.lacks_a_rank(life.state, slot):
         grace = life.times.drain_patience_s if slot.patient else slot.spec.drain_grace_s
         until = before_its_host_leaves(life.state, slot, now + grace, now)
         life.move(slot, S.DRAINING, why, now)

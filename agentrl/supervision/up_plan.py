@@ -15,8 +15,7 @@ from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec, unit_name
 from agentrl.supervision.placement_forecast import forecast
 from agentrl.supervision.scheduling import victims
-from agentrl.supervision.transitions import MAY_STAY
-from agentrl.supervision.unit_slots import GroupState, Slot, State
+from agentrl.supervision.unit_slots import MAY_STAY, GroupState, Slot, State
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -124,6 +124,8 @@ class _Process:
         self._signals.install()
         if not self._environment.supervised:
             self._say("no coordinator in the environment; running on its own")
+        if stimulus := os.environ.get("AGENTRL_STIMULUS"):
+            self._say(f"started by {stimulus}")
         self._stacks = _listen_for_stack_requests(self._environment)
         self.parts.connection = self.thread
         self.thread.start()

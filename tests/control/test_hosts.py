@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from agentrl.control.handlers.hosts import HostHandler
-from agentrl.control.incidents import Incidents
+from agentrl.control.incidents import CHECK_EVERY_S, Incidents
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.protocol import messages
 from agentrl.protocol.messages import Exited, ExitStatus
 from agentrl.protocol.rows import IncidentRow
 from agentrl.supervision import instructions as do
+from agentrl.supervision.invariants import Violation
 
 HOST = Known(Kind.HOST, "a")
 REPORT = do.Report("web-0", 3, "a", "exit 1", "started again at once", ExitStatus(code=1))
@@ -62,3 +63,24 @@ def test_death_of_a_tool_server_is_one_incident() -> None:
     incidents.parts_reported(slot, report(1), report(2))
     assert [row.what for row in shown] == ["shop of toolbox-0.2 died: it exited with 3"]
     assert shown[0].unit == "toolbox-0"
+
+
+def test_broken_invariant_of_the_supervisor_is_one_incident_with_the_history_of_the_unit() -> None:
+    shown: list[IncidentRow] = []
+    broken: list[Violation] = []
+    context = SimpleNamespace(
+        supervisor=SimpleNamespace(validate=lambda: broken),
+        clock=SimpleNamespace(now=lambda: 5.0),
+        executor=SimpleNamespace(event=lambda *about: None),
+        feed=SimpleNamespace(set=lambda key, row, urgent: shown.append(row)),
+    )
+    incidents = Incidents(cast(Any, context))
+    incidents.check_supervisor(1_000.0)
+    assert not shown
+    broken.append(Violation("web-0", "its leader has ended", ("web-0.1 starting->ready: says it is ready [op-7]",)))
+    incidents.check_supervisor(1_000.0 + CHECK_EVERY_S / 2)
+    assert not shown, "checks are rare"
+    incidents.check_supervisor(1_000.0 + CHECK_EVERY_S)
+    incidents.check_supervisor(1_000.0 + 2 * CHECK_EVERY_S)
+    assert [row.what for row in shown] == ["web-0 breaks an invariant of the supervisor: its leader has ended"]
+    assert shown[0].tail == broken[0].story

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tomllib
 from importlib import metadata, resources
 from pathlib import Path
 
+import grimp
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -43,6 +45,23 @@ def test_the_import_contracts_hold() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_modules_of_a_room_need_each_other() -> None:
+    """Imports inside of functions and those for types alone count too: they only hide that two files are one."""
+    graph = grimp.build_graph("agentrl", "daemons", "tui", "assets", cache_dir=None)
+    rooms: dict[str, dict[str, set[str]]] = {}
+    for module in graph.modules:
+        room = ".".join(module.split(".")[: 2 if module.startswith("agentrl.") else 1])
+        rooms.setdefault(room, {})[module] = graph.find_modules_directly_imported_by(module)
+    circles = {}
+    for room, modules in rooms.items():
+        inside = {module: {other for other in imported if other in modules} for module, imported in modules.items()}
+        try:
+            graphlib.TopologicalSorter(inside).prepare()
+        except graphlib.CycleError as circle:
+            circles[room] = circle.args[1]
+    assert circles == {}
 
 
 def test_the_tree_has_no_machine_paths_and_no_other_registry() -> None:

@@ -59,7 +59,7 @@ def test_unit_that_is_not_fenced_waits_until_an_operator_confirms_its_death() ->
     world.quiesce()
     assert world.state_of("web-0") == "pending"
     assert world.slot("web-0").reason == f"waits until nothing of web-0.1 is left; host {host.name} is silent"
-    world.handle(events.DeathVouched(unit="web-0", incarnation=1, by="op2"))
+    world.handle(events.DeathConfirmed(unit="web-0", incarnation=1, by="op2"))
     world.quiesce()
     assert world.state_of("web-0") == "ready"
 

@@ -139,15 +139,17 @@ def test_process_of_a_unit_that_reserved_no_device_is_in_the_way_too() -> None:
 
 
 def test_the_next_coordinator_knows_the_devices_from_the_journal_and_from_the_ledger() -> None:
-    world = run_of(spec("web", 1, resources=Resources(gpus=1)), spec("more", 1, resources=Resources(gpus=1)))
+    world = run_of(
+        spec("web", 1, resources=Resources(gpus=1)), spec("more", 1, resources=Resources(gpus=1)), islands=(3,)
+    )
     before = {unit: world.slot(unit).devices for unit in ("web-0", "more-0")}
     world.crash()
     assert world.supervisor.holders("a") == {ids[0]: (f"{unit}.1",) for unit, ids in before.items()}
     # An incarnation that the journal does not know is ended, and holds its device until then.
-    ghost = UnitOnHost("web-0", 7, "", pid=9, devices=("GPU-1",))
-    slot = world.slot("web-0")
-    world.supervisor._found_stranger("a", slot, ghost)  # type: ignore[attr-defined]
-    assert "web-0.7" in world.supervisor.holders("a")["GPU-1"]
+    ghost = UnitOnHost("web-0", 7, "", pid=9, devices=("GPU-2",))
+    inventory = (*(process.entry() for process in world.hosts["a"].ledger.values()), ghost)
+    world.handle(events.HostConnected(host="a", facts=world.supervisor.state.hosts["a"].facts, inventory=inventory))
+    assert "web-0.7" in world.supervisor.holders("a")["GPU-2"]
 
 
 def test_lost_unit_that_was_replaced_keeps_its_device_until_its_host_is_back() -> None:

@@ -85,7 +85,7 @@ def test_database_is_not_started_elsewhere_after_its_host_is_lost() -> None:
     world.handle(events.HostSilent(host="a", for_s=20))
     world.handle(events.UnitSuspect(unit="mongo-0", incarnation=1, because="silent"))
     assert world.state_of("mongo-0") == "lost"
-    world.handle(events.DeathVouched(unit="mongo-0", incarnation=1, by="operator"))
+    world.handle(events.DeathConfirmed(unit="mongo-0", incarnation=1, by="operator"))
     assert (world.state_of("mongo-0"), other.ledger) == ("pending", {})
     assert "has no data of the run" in world.slot("mongo-0").reason
     world.quiesce()

@@ -115,7 +115,7 @@ def test_fenced_job_that_ended_well_on_a_silent_host_does_not_run_again(bye_firs
     "then",
     [
         events.RestartWanted(units=("web-0",), by="op2"),
-        events.DeathVouched(unit="web-0", incarnation=1, by="op2"),
+        events.DeathConfirmed(unit="web-0", incarnation=1, by="op2"),
         None,
     ],
     ids=["restart", "force", "failed"],

@@ -97,6 +97,7 @@ class World:
         self.hosts = {name: Host(name) for name in hosts}
         self.timers: list[tuple[float, str]] = []
         self.incidents: list[do.Report] = []
+        self.events = 0
         self.told: list[do.SendToUnit] = []
         self.started: list[tuple[str, int]] = []
         self.ordered: set[tuple[str, int]] = set()
@@ -110,7 +111,11 @@ class World:
     # ---- execution of the coordinator's instructions ----
 
     def handle(self, event: events.Event) -> list[do.Instruction]:
-        out = self.supervisor.handle(event, self.now)
+        self.events += 1
+        named = msgspec.structs.replace(event, stimulus=f"event-{self.events}")
+        out = self.supervisor.handle(named, self.now)
+        assert {instruction.stimulus for instruction in out} <= {named.stimulus}
+        assert self.supervisor.validate() == []
         self._check_gangs(out)
         self.carry_out(out)
         return out

@@ -21,8 +21,7 @@ from agentrl.protocol.specs import Role, split_unit
 from agentrl.supervision.gangs import members_with
 from agentrl.supervision.placement_forecast import forecast
 from agentrl.supervision.scheduling import victims
-from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.unit_slots import GroupState, Slot, State
+from agentrl.supervision.unit_slots import WITH_PROCESS, GroupState, Slot, State
 from agentrl.supervision.up_plan import Plan, new_units
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})

@@ -25,8 +25,7 @@ from agentrl.errors import ConflictError
 from agentrl.protocol import control_commands
 from agentrl.protocol.effects import Effect
 from agentrl.supervision import events
-from agentrl.supervision.transitions import MAY_STAY
-from agentrl.supervision.unit_slots import Slot
+from agentrl.supervision.unit_slots import MAY_STAY, Slot
 
 
 class DesiredState:
@@ -165,7 +164,7 @@ class DesiredState:
     def _force_stopped(self, args: control_commands.ForceStopped) -> Prepared:
         return self._prepared(
             command_effects.of_force(self._context.state, args),
-            lambda operation: events.DeathVouched(unit=args.unit, incarnation=args.incarnation, by=operation.id),
+            lambda operation: events.DeathConfirmed(unit=args.unit, incarnation=args.incarnation, by=operation.id),
         )
 
     def _ended(self, units: Iterable[str]) -> Goals:

@@ -31,8 +31,7 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.tool_commands import MissingUnit
 from agentrl.protocol.wire import decode_as
-from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.unit_slots import Slot
+from agentrl.supervision.unit_slots import WITH_PROCESS, Slot
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from agentrl.protocol import messages, rows
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import Role
 from agentrl.supervision.liveness import Leases
-from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.supervision.unit_slots import GroupState, HostState, Slot, State
+from agentrl.supervision.unit_slots import WITH_PROCESS, GroupState, HostState, Slot, State
 from agentrl.supervision.wait_graph import UnitFacts
 
 CPU_CHANGE = 5.0
@@ -134,6 +133,7 @@ class ObservedState:
             state=slot.state,
             reason=slot.reason,
             since_at=slot.since,
+            stimulus=slot.stimulus,
             desired=self._is_desired(slot),
             incarnation=slot.incarnation,
             host=slot.host,

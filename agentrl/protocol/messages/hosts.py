@@ -175,6 +175,8 @@ class Spawn(Message, tag="spawn", frozen=True):
     """The trace of the operation that waits for it, in the form of W3C Trace Context; empty if none waits."""
     rank: Rank | None = None
     """Its place in its gang."""
+    stimulus: str = ""
+    """The id of the event that caused it, for the logs of host and unit."""
 
 
 class OpenTunnel(Message, tag="open_tunnel", frozen=True):
