@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agentrl.config.lora import Lora
 from agentrl.config.run import RunConfig
-from agentrl.config.training import Lora
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.unit_files import UnitFiles
 from agentrl.protocol.knob import KnobValue
