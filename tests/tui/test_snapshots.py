@@ -14,7 +14,7 @@ from tests.cli.scripted import Scripted
 from tests.tui import all_screens, fixed_console, snapshot_files
 from tests.tui.all_screens import PAGES, VIEWS, Stop
 from tests.tui.conftest import Screen
-from tests.tui.snapshot_files import Album
+from tests.tui.snapshot_files import Album, Picture, Size
 from tests.waiting import PATIENCE_S, aeventually
 
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -27,15 +27,18 @@ class Walk:
     def __init__(self, times: str, *, renew: bool) -> None:
         self.times = times
         self._renew = renew
-        self._drawn: dict[str, dict[str, str]] = {}
+        self._drawn: dict[str, dict[Size, Picture]] = {}
         self.changed: list[str] = []
 
-    async def see(self, screen: Screen, stop: Stop, size: tuple[int, int]) -> None:
-        album, title = Album(stop.name), f"{self.times} {size[0]}x{size[1]}"
+    async def see(self, screen: Screen, stop: Stop, size: Size) -> None:
+        album = Album(stop.name)
+
+        def changes() -> str:
+            return album.changes(self.times, size, snapshot_files.picture(screen))
 
         def same() -> bool:
             draw(screen)
-            return not album.changes(title, snapshot_files.picture(screen))
+            return not changes()
 
         if self._renew:
             await _rest(screen)
@@ -44,8 +47,8 @@ class Walk:
                 # The first painting may be late; after a real difference the waits are short.
                 await aeventually(same, within_s=2.0 if self.changed else PATIENCE_S)
             except AssertionError:
-                self.changed.append(album.changes(title, snapshot_files.picture(screen)))
-        self._drawn.setdefault(stop.name, {})[title] = snapshot_files.picture(screen)
+                self.changed.append(changes())
+        self._drawn.setdefault(stop.name, {})[size] = snapshot_files.picture(screen)
         all_screens.sound(screen, *size)
 
     def end(self) -> None:
@@ -54,7 +57,8 @@ class Walk:
             if self._renew:
                 album.put(drawn, self.times)
             elif gone := album.of(self.times) - drawn.keys():
-                self.changed.append(f"{album.path.name} has pictures that nobody draws: {', '.join(sorted(gone))}.")
+                sizes = ", ".join(f"{width}x{height}" for width, height in sorted(gone))
+                self.changed.append(f"{album.path.name} has pictures of {self.times} that no test draws: {sizes}.")
 
 
 def draw(screen: Screen) -> None:
@@ -66,7 +70,7 @@ def draw(screen: Screen) -> None:
 
 async def _rest(screen: Screen) -> None:
     """Wait until the screen does not change."""
-    seen: list[str] = []
+    seen: list[Picture] = []
 
     def stands() -> bool:
         draw(screen)
