@@ -34,7 +34,7 @@ pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /d
         printf '\r\033[K    %s' "$${line:0:70}" >&2; \
     done; printf '\r\033[K' >&2; }; fi
 
-.PHONY: help install demo tour recording pictures test test-long test-gpu sglang-cpu verifiers lint bench proof chaos upgrade-fixture clean
+.PHONY: help install demo tour recording pictures check test test-long test-gpu sglang-cpu verifiers lint bench proof chaos upgrade-fixture clean
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
@@ -42,6 +42,7 @@ help:
 	@echo "make tour      kill, scale, tune, ask why, prove that nothing is left; replay a failed tool call and fork it"
 	@echo "make recording record a run of the demo into assets"
 	@echo "make pictures  draw docs/pictures from that recording"
+	@echo "make check     style, types, import contracts and the fastest tests, within a minute, for the time of work"
 	@echo "make test      all tests, with a short make chaos; ARGS=tests/cli for some of them"
 	@echo "make test-long the tests that take minutes each, which make test leaves out"
 	@echo "make test-gpu  the trainer and the engine contract on a GPU; the latter needs SGLANG_PYTHON"
@@ -115,6 +116,9 @@ test: $(STAMP)
 	@$(if $(ARGS),! .ci/needs-sglang $(ARGS) || )$(MAKE) --no-print-directory sglang-cpu
 	@$(if $(ARGS),$(if $(findstring tests/adapters,$(ARGS)),$(MAKE) --no-print-directory verifiers),$(MAKE) --no-print-directory verifiers)
 	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/tests)
+
+check: $(STAMP)
+	.ci/check
 
 test-long: $(STAMP)
 	.ci/packages

@@ -26,6 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.set_threshold(50_000, 20, 50)
 
 
+MONGO_URL = "TESTS_MONGO_URL"
+"""The variable with the server that the lanes of the suite share."""
+
+
 def pytest_configure() -> None:
     """Replace inherited SIG_IGN. Tests in the background inherit it, and every program that they start would inherit it
     too."""
@@ -44,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def mongo_url() -> Iterator[str]:
+    if MONGO_URL in os.environ:
+        yield os.environ[MONGO_URL]
+        return
     from tests.store.server import shared_server
 
     with shared_server() as url:

@@ -6,6 +6,7 @@ command is a fork of it with its own arguments, environment, directory and strea
 Invariants:
 - A command is a process of its own, and shares nothing with the next one.
 - The server starts no thread and opens nothing before it forks; it ends with the process that started it.
+- The whole suite has a server per lane, which the lane forks from the process that imported everything once.
 - If the server or a fork ends before its command, the caller gets an error, and the next command gets a new server.
 
 Tests of imports, signals or terminals start a fresh interpreter instead.
@@ -33,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+ADDRESS = "TESTS_COMMAND_SERVER"
+"""The variable with the address of the server of a lane. Without it a process of tests starts its own server."""
 LARGEST = 2**20
 PING = b"ping"
 ENDS_WITHIN_S = 5.0
@@ -101,15 +104,16 @@ _server: subprocess.Popen[bytes] | None = None
 _address = ""
 
 
-def _running() -> subprocess.Popen[bytes]:
-    """The server; a new one if it was killed, as tests of host agents kill all their descendants."""
+def _running() -> subprocess.Popen[bytes] | None:
+    """The server of this process, None if it uses that of its lane; a new one if it was killed, as tests of host
+    agents kill all their descendants."""
     global _server, _address
+    if ADDRESS in os.environ:
+        _address = f"\0{os.environ[ADDRESS]}"
+        return None
     if _server is None or _server.poll() is not None:
         _address = f"\0agentrl-tests-{os.getpid()}-{os.urandom(8).hex()}"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with listener:
-            listener.bind(_address)
-            listener.listen()
+        with listening(_address) as listener:
             _server = subprocess.Popen(
                 [sys.executable, "-m", "tests.preloaded", str(listener.fileno())],
                 cwd=ROOT,
@@ -121,8 +125,10 @@ def _running() -> subprocess.Popen[bytes]:
     return _server
 
 
-def _what_ended(server: subprocess.Popen[bytes]) -> str:
+def _what_ended(server: subprocess.Popen[bytes] | None) -> str:
     """Which process ended. A server that was killed with a fork may end a moment later, so it gets a ping."""
+    if server is None:
+        return f"The {'fork of the ' if _answers() else ''}server of preloaded commands of the lane ended"
     if _answers():
         return f"The fork of the server of preloaded commands (pid {server.pid}, which lives) ended"
     try:
@@ -152,14 +158,20 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 # ---- the server ----
 
 
-def serve(listener: socket.socket) -> None:
-    _import_everything()
+def listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen()
+    return listener
+
+
+def serve(listener: socket.socket, end: int) -> None:
+    """Run commands until the descriptor `end` is at its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Waiting forks need not be reaped.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
+        ready, _, _ = select.select([listener, end], [], [])
+        _reap_forks()
+        if end in ready:
             return
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -168,7 +180,14 @@ def serve(listener: socket.socket) -> None:
         connection.close()
 
 
-def _import_everything() -> None:
+def _reap_forks() -> None:
+    """Reap those that have ended; the others wait until the next command."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def import_everything() -> None:
     package = importlib.import_module("agentrl.cli")
     names = [f"agentrl.cli.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
     for name in (*names, *ALSO):
@@ -183,7 +202,6 @@ def _execute(connection: socket.socket) -> None:
         os._exit(0)
     streams = array.array("i")
     streams.frombytes(ancillary[0][2])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         connection.close()
@@ -220,4 +238,5 @@ def _become(order: dict[str, Any], streams: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    import_everything()
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.stdin.fileno())

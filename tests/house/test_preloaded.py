@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -13,6 +14,18 @@ import pytest
 
 from tests import preloaded
 from tests.waiting import PATIENCE_S, eventually
+
+
+@pytest.fixture(autouse=True)
+def _own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests end their server; the other tests of the lane need theirs."""
+    monkeypatch.delenv(preloaded.ADDRESS, raising=False)
+
+
+def running() -> subprocess.Popen[bytes]:
+    server = preloaded._running()
+    assert server is not None
+    return server
 
 
 def command(*arguments: str, cwd: Path) -> CompletedProcess[str]:
@@ -40,7 +53,7 @@ def test_a_server_that_does_not_start_reports_its_end(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("with_its_server", [True, False])
 def test_a_killed_waiter_does_not_break_the_next_command(tmp_path: Path, with_its_server: bool) -> None:
     works(tmp_path)
-    server = psutil.Process(preloaded._running().pid)
+    server = psutil.Process(running().pid)
     with ThreadPoolExecutor(1) as pool:
         wanted = pool.submit(command, "config", "check", str(never_read(tmp_path)), cwd=tmp_path)
         fork = waiting_for(wanted, server)
@@ -53,7 +66,7 @@ def test_a_killed_waiter_does_not_break_the_next_command(tmp_path: Path, with_it
             wanted.result()
     eventually(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE, what="its command to end")
     works(tmp_path)
-    assert (preloaded._running().pid == server.pid) is not with_its_server
+    assert (running().pid == server.pid) is not with_its_server
 
 
 def never_read(folder: Path) -> Path:

@@ -156,7 +156,7 @@ def test_assets_are_found_as_package_data() -> None:
     assert resources.files("assets").joinpath("tour.yaml").is_file()
 
 
-@pytest.mark.parametrize("target", ["install", "demo", "test", "lint", "bench", "chaos", "clean"])
+@pytest.mark.parametrize("target", ["install", "demo", "check", "test", "lint", "bench", "chaos", "clean"])
 def test_every_target_exists(target: str) -> None:
     done = subprocess.run(["make", "--dry-run", target], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

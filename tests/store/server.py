@@ -1,6 +1,8 @@
 """Real mongods for the tests, and databases in them that are emptied instead of dropped.
 
-Invariant: the server of a session (`mongo_url` in tests/conftest.py) is started once, whoever needs it.
+Invariants:
+- The server of a session (`mongo_url` in tests/conftest.py) is started once; all lanes of the suite share one.
+- Each process of tests has a database of its own.
 """
 
 from __future__ import annotations
