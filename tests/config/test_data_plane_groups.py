@@ -119,7 +119,11 @@ def test_changed_section_replaces_only_the_groups_that_read_it(tmp_path: Path) -
         (SMALL.replace("session: keyed", "session: keyed, timeout_s: 300"), {"steward", "sampler", "toolbox"}),
         (SMALL + "reward_watch: {every_s: 30}\n", {"steward"}),
         (SMALL + "sampling: {context: 16384}\n", {"steward", "sampler", "engine", "trainer"}),
-        (SMALL + "rollout: {episode_s: 7200}\n", {"steward", "sampler", "toolbox"}),
+        (SMALL + "rollout: {episode_s: 7200}\n", {"steward", "sampler", "toolbox", "trainer"}),
+        (SMALL + "rollout: {max_in_flight: 512}\n", {"steward", "trainer"}),
+        (SMALL + "training: {turn_discount: 0.9}\n", {"steward", "sampler"}),
+        (SMALL + "training: {random: 7}\n", {"sampler", "trainer"}),
+        (SMALL.replace("build: tiny", "path: /models/a"), {"sampler", "trainer"}),
         (SMALL + "evaluation: {engine: embedded}\n", {"steward", "engine", "trainer"}),
     ],
 )

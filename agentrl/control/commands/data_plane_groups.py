@@ -35,12 +35,11 @@ _OF_GROUPS = tuple(
         "min_valid",
         "overlong",
         "sign_clip",
+        "turn_discount",
         "turn_spread",
     )
 )
-"""The settings that decide when tasks close. Samplers close most tasks, and read no other key of the section
-`training`.
-"""
+"""The settings that decide when tasks close, and with which advantages. Samplers close most tasks."""
 
 READ_ONLY = ("--read-only",)
 
@@ -55,8 +54,8 @@ _READS_WITHOUT_VARIABLES: dict[Role, tuple[str, ...]] = {
     Role.STEWARD: ("model.images", "tools", "reward_watch"),
     Role.TOOLBOX: ("rollout.episode_s",),
     Role.ENGINE: ("sampling.context", "evaluation.engine"),
-    Role.SAMPLER: ("tools", "curriculum"),
-    Role.TRAINER: ("engines.kind", "engines.takes_turns"),
+    Role.SAMPLER: ("tools", "curriculum", "training.random"),
+    Role.TRAINER: ("engines.kind", "engines.takes_turns", "rollout.episode_s", "rollout.max_in_flight"),
 }
 """More that a role reads. The variables that these sections name are secrets of other roles."""
 _NEEDS: dict[Role, tuple[Role, ...]] = {
