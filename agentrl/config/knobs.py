@@ -23,8 +23,7 @@ _KINDS: dict[object, str] = {float: "float", int: "int", bool: "bool", str: "str
 
 def unit_knobs(config: RunConfig, owner: Role) -> dict[str, Knob]:
     """The knobs that the units of this group apply, by name, with the values of the configuration as defaults."""
-    found = (*_marked(config), *_of_parts(config))
-    return {knob.name: knob for knob in found if knob.owner == owner.value}
+    return {knob.name: knob for knob in (*_marked(config, owner), *_of_parts(config, owner))}
 
 
 def supervision_knobs() -> tuple[Knob, ...]:
@@ -45,16 +44,19 @@ def times_with(times: SupervisionTimes, name: str, value: KnobValue) -> Supervis
     return times.changed(name.removeprefix("supervision."), cast(float, knob.check(value)))
 
 
-def _marked(section: Section) -> Iterator[Knob]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section) and not isinstance(value, SupervisionTimes):
-            yield from _marked(value)
-        elif mark := _mark(section, name):
-            yield _knob(section, name, mark)
+def _marked(section: Section, owner: Role) -> Iterator[Knob]:
+    """Reads no other fields, because the fields that a role reads are those whose change replaces its units."""
+    for name, field in type(section).model_fields.items():
+        if mark := _mark(section, name):
+            if mark.owner is owner:
+                yield _knob(section, name, mark)
+        elif introspection.Shape(field.annotation).section is not None:
+            value = getattr(section, name)
+            if isinstance(value, Section):
+                yield from _marked(value, owner)
 
 
-def _of_parts(config: RunConfig) -> Iterator[Knob]:
+def _of_parts(config: RunConfig, owner: Role) -> Iterator[Knob]:
     """The knobs of single environments and stages: `shop.difficulty_least`, `stage_1.score`."""
     parts: list[tuple[str, Section | None]] = [
         (f"{name}.", environment.difficulty) for name, environment in config.environments.items()
@@ -62,7 +64,7 @@ def _of_parts(config: RunConfig) -> Iterator[Knob]:
     parts += [(f"stage_{number}.", stage.until) for number, stage in enumerate(config.curriculum, 1)]
     for prefix, section in parts:
         for name in type(section).model_fields if section is not None else ():
-            if section is not None and (mark := _mark(section, name)):
+            if section is not None and (mark := _mark(section, name)) and mark.owner is owner:
                 yield _knob(section, name, mark, prefix)
 
 

@@ -23,7 +23,8 @@ from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.store.documents import Task
 
 ROUNDS_MAX = 3
-OF_GROUPS = frozenset(GroupRule().kept())
+KEPT_BY_GROUPS = frozenset(GroupRule().kept())
+"""Knobs whose values a group keeps from its admission on."""
 OF_ROWS = ("difficulty_least", "difficulty_most")
 """Knobs that each environment has."""
 
@@ -152,7 +153,7 @@ class StewardSettings:
 
     def with_knobs(self, values: Mapping[str, Any]) -> StewardSettings:
         """Settings with these values of knobs. Raises ConfigError if they could not be followed."""
-        of_groups = {name: value for name, value in values.items() if name in OF_GROUPS}
+        of_groups = {name: value for name, value in values.items() if name in KEPT_BY_GROUPS}
         of_parts: dict[str, dict[str, float]] = defaultdict(dict)
         for name, value in values.items():
             part, dot, key = name.rpartition(".")
@@ -168,7 +169,7 @@ class StewardSettings:
                 each.ending_at(float(of_parts[part]["score"])) if (part := f"stage_{number}") in of_parts else each
                 for number, each in enumerate(self.stages, 1)
             ),
-            **{name: value for name, value in values.items() if name not in OF_GROUPS and "." not in name},
+            **{name: value for name, value in values.items() if name not in KEPT_BY_GROUPS and "." not in name},
         )
 
     def changed(self, **changes: Any) -> StewardSettings:
@@ -213,7 +214,7 @@ def from_config(config: RunConfig) -> StewardSettings:
         max_trained_count=training.max_trained_count,
         retrain_after_s=float(training.retrain_after_s),
         evaluation_samples=evaluation.samples,
-        evaluation_rule=SamplingRule.of(dict(evaluation)),
+        evaluation_rule=SamplingRule.of({name: getattr(evaluation, name) for name in SamplingRule.__struct_fields__}),
         evaluation_tasks=evaluation.tasks,
         details_s=float(config.retention.details_s),
         data_max_bytes=config.retention.data_max,
