@@ -7,8 +7,8 @@ Invariants:
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
-from typing import Literal, cast
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeVar, cast
 
 from agentrl.config import introspection
 from agentrl.config.field_types import Section, Tunable, explanations
@@ -18,12 +18,28 @@ from agentrl.errors import UnknownNameError
 from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.specs import Role
 
+S = TypeVar("S", bound=Section)
 _KINDS: dict[object, str] = {float: "float", int: "int", bool: "bool", str: "str"}
 
 
 def unit_knobs(config: RunConfig, owner: Role) -> dict[str, Knob]:
     """The knobs that the units of this group apply, by name, with the values of the configuration as defaults."""
     return {knob.name: knob for knob in (*_marked(config, owner), *_of_parts(config, owner))}
+
+
+def with_values(section: S, owner: Role, values: Mapping[str, KnobValue]) -> S:
+    """The section with these values of knobs of the owner, by their names. Whether the values contradict each other is
+    not checked."""
+    changed: dict[str, object] = {}
+    for name, field in type(section).model_fields.items():
+        if mark := _mark(section, name):
+            if mark.owner is owner and (mark.name or name) in values:
+                changed[name] = values[mark.name or name]
+        elif introspection.Shape(field.annotation).section is not None:
+            part = getattr(section, name)
+            if isinstance(part, Section) and (replaced := with_values(part, owner, values)) is not part:
+                changed[name] = replaced
+    return section.model_copy(update=changed) if changed else section
 
 
 def supervision_knobs() -> tuple[Knob, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.config import policy_rules
+from agentrl.config.reward_watch import RewardWatch
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.images.run_images import limits_of
@@ -56,19 +57,6 @@ class EnvironmentSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardWatchSettings:
-    """How the reward is watched; the limits are those of `agentrl.config.reward_watch`."""
-
-    records: int = 400
-    every_s: float = 60.0
-    length: float | None = 0.5
-    repeats: float | None = 0.5
-    group_repeats: float | None = 0.9
-    votes: float | None = 0.3
-    watchers: float | None = 4.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StewardSettings:
     environments: Mapping[str, EnvironmentSettings]
     n: int = 8
@@ -105,7 +93,7 @@ class StewardSettings:
     """The limits on images of tasks."""
     stages: tuple[Stage, ...] = ()
     """The stages of the curriculum."""
-    reward_watch: RewardWatchSettings = field(default_factory=RewardWatchSettings)
+    reward_watch: RewardWatch = field(default_factory=RewardWatch)
     stage: int = 0
     """The stage that the curriculum has reached."""
     hold: str = ""
@@ -221,5 +209,5 @@ def from_config(config: RunConfig) -> StewardSettings:
         disk_reserve_bytes=config.retention.disk_reserve,
         images=limits_of(config),
         stages=policy_rules.stages(config),
-        reward_watch=RewardWatchSettings(**dict(config.reward_watch)),
+        reward_watch=config.reward_watch,
     )
