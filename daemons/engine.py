@@ -60,7 +60,7 @@ async def main(unit: Unit) -> None:
     weights = run_files.EngineFiles(unit, files)
     database = await run_database.open_database(config, unit.state_dir)
     try:
-        async with _engine(config, unit.state_dir, of_evaluations=_only_evaluates(unit, config)) as running:
+        async with _engine(config, unit.state_dir, of_evaluations=only_evaluates(unit, config)) as running:
             follower = PublicationFollower(
                 running.engine,
                 StoredPublications(database, load_within_s=config.engines.load_s),
@@ -68,7 +68,7 @@ async def main(unit: Unit) -> None:
                 run_dir=unit.run_dir,
                 second=running.second,
                 evaluates=config.evaluation.engine == "shared" and (running.second is not None or unit.slot == 0),
-                only_evaluates=_only_evaluates(unit, config),
+                only_evaluates=only_evaluates(unit, config),
                 bring=weights.bring,
                 keep=weights.keep,
                 brought=lambda: files.share,
@@ -83,7 +83,7 @@ async def main(unit: Unit) -> None:
                 ),
             )
             unit.status(f"serves at {running.url} once it has weights")
-            unit.incomplete("" if _only_evaluates(unit, config) else NO_VERSION)
+            unit.incomplete("" if only_evaluates(unit, config) else NO_VERSION)
             asked = functools.partial(service_registry.turn_is_taken, database)
             turns = DeviceTurns(follower, running.engine, asked, paused=lambda: unit.paused)
             async with _following(follower, turns if config.engines.takes_turns else None) as following:
@@ -96,7 +96,7 @@ async def main(unit: Unit) -> None:
         await database.close()
 
 
-def _only_evaluates(unit: Unit, config: RunConfig) -> bool:
+def only_evaluates(unit: Unit, config: RunConfig) -> bool:
     """Whether this unit is only for evaluations: it is the first one after the count in the run file; others exist only
     after `agentrl scale`."""
     return config.evaluation.engine != "shared" and unit.slot == config.engines.count
@@ -104,7 +104,7 @@ def _only_evaluates(unit: Unit, config: RunConfig) -> bool:
 
 def _report_version(unit: Unit, config: RunConfig, version: int) -> None:
     # Pinned versions are old on purpose, and would otherwise be reported as lagging behind.
-    if not _only_evaluates(unit, config):
+    if not only_evaluates(unit, config):
         unit.weights = version
 
 

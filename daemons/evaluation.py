@@ -21,13 +21,14 @@ from typing import Any
 import msgspec
 
 from agentrl.adapters.sources import source_of
+from agentrl.config.data_plane import Rollout
 from agentrl.config.run import RunConfig
 from agentrl.evaluation import attempts, progress, results_file
 from agentrl.evaluation.progress import Progress
 from agentrl.evaluation.results_file import ResultsFile
 from agentrl.protocol.evaluation_commands import Attempt
 from agentrl.rollout import trial, user_code
-from agentrl.rollout.episode_run import EpisodeSettings, Surroundings
+from agentrl.rollout.episode_run import Surroundings
 from agentrl.steward.epochs import held_out_rows, task_of
 from agentrl.steward.settings import from_config
 from agentrl.store import datasets
@@ -89,7 +90,7 @@ def _known(file: ResultsFile, model: str, wanted: Sequence[Wanted]) -> set[str]:
 async def _all(around: Surroundings, far: Progress, wanted: Sequence[Wanted], file: ResultsFile, at_once: int) -> None:
     """Yields attempts one at a time: the next ones begin as others end, so a long list needs no memory."""
     rest = iter(enumerate(wanted, 1))
-    settings = trial_program.settings_of(around.config)
+    settings = around.config.rollout
 
     async def one_after_another() -> None:
         for number, one in rest:
@@ -107,7 +108,7 @@ async def _all(around: Surroundings, far: Progress, wanted: Sequence[Wanted], fi
         raise several.exceptions[0] from several  # One error is enough, for example that the file cannot be written.
 
 
-async def _make(around: Surroundings, model: str, one: Wanted, number: int, settings: EpisodeSettings) -> Attempt:
+async def _make(around: Surroundings, model: str, one: Wanted, number: int, settings: Rollout) -> Attempt:
     turns: list[dict[str, Any]] = []
     tried = await trial.try_once(
         around, one.task, one.attempt, settings, lambda call: turns.append(trial.as_plain(call, number))

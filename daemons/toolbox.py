@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator
 
 from agentrl.config.http_token import http_token
 from agentrl.config.outside_access import OutsideAccess
-from agentrl.config.secrets import files_of_references
-from agentrl.config.serialization import config_to_plain
+from agentrl.config.serialization import secret_files
 from agentrl.errors import ConfigError
 from agentrl.formatting.amounts import counted
 from agentrl.http.run_hosts import known_as
@@ -56,8 +55,7 @@ async def main(unit: Unit) -> None:
     name = f"{unit.name}.{unit.incarnation}"
     # No episode takes longer, so a session without calls for this long belongs to a dead sampler.
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
-    secret_files = tuple(files_of_references(config_to_plain(config)))
-    toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas, secret_files=secret_files)
+    toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas, secret_files=secret_files(config))
     app = build_app(toolbox, http_token(unit.state_dir))
     database = await run_database.open_database(config, unit.state_dir)
     try:

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from agentrl.config.data_plane import Rollout
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.rollout import trial, user_code
-from agentrl.rollout.episode_run import EpisodeSettings, Surroundings
+from agentrl.rollout.episode_run import Surroundings
 from agentrl.store.documents import Task
 from daemons.interruptions import until_stopped
 from daemons.program_messages import keep_messages_apart, tell
@@ -35,23 +36,14 @@ async def main(config: RunConfig, asked: Mapping[str, Any]) -> None:
     user_code.load(config)
     tasks = await tasks_of(config, name, int(asked["episodes"]))
     tasks = [without_token_limits(task) for task in tasks] if model.url else tasks
-    settings = settings_of(config)
+    settings = config.rollout
     async with surroundings(config, model, at_once=AT_ONCE) as around:
         tell("began", environment=name, episodes=len(tasks), model=model.url or str(config.model and config.model.path))
         together = asyncio.Semaphore(AT_ONCE)
         await asyncio.gather(*(_try(around, task, number, settings, together) for number, task in enumerate(tasks, 1)))
 
 
-def settings_of(config: RunConfig) -> EpisodeSettings:
-    rollout = config.rollout
-    return EpisodeSettings(
-        max_turns=rollout.max_turns, call_s=float(rollout.call_s), episode_s=float(rollout.episode_s)
-    )
-
-
-async def _try(
-    around: Surroundings, task: Task, number: int, settings: EpisodeSettings, together: asyncio.Semaphore
-) -> None:
+async def _try(around: Surroundings, task: Task, number: int, settings: Rollout, together: asyncio.Semaphore) -> None:
     async with together:
         tell("episode", episode=number, query=task.query, answer=task.answer)
         tried = await trial.try_once(around, task, number, settings, lambda call: tell(**trial.as_plain(call, number)))

@@ -10,7 +10,7 @@ from agentrl.cli.execute import unit_rows
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
-from agentrl.config.other_models import LIVE_SECTIONS
+from agentrl.config.readers import live_sections
 from agentrl.protocol.rows import UnitRow, UnitState
 from agentrl.protocol.specs import Role
 
@@ -42,7 +42,7 @@ async def until_mended(cli: Cli, client: Client, changes: Sequence[str], until: 
 
 def may_be_mended(units: Mapping[str, UnitRow], changes: Sequence[str]) -> tuple[str, ...]:
     """The samplers whose problem these changes of the run file may solve."""
-    if not any(change.startswith(tuple(f"{section}." for section in LIVE_SECTIONS)) for change in changes):
+    if not any(change.startswith(tuple(f"{section}." for section in live_sections())) for change in changes):
         return ()
     of_samplers = [unit for unit in units.values() if unit.role == Role.SAMPLER and unit.desired and unit.problems]
     return tuple(f"{unit.unit}: {'; '.join(_problems(unit))}" for unit in of_samplers)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.config.field_types import OF_GROUPS, Number, Positive, Section, named
+from agentrl.config.field_types import OF_GROUPS, Number, Positive, Section, named, read_by
 
 
 class Difficulty(Section):
@@ -41,7 +41,7 @@ class CurriculumStage(Section):
     mix: dict[str, Annotated[Number, Field(ge=0, le=1_000)]]
     """Weights by environment, instead of `environments.NAME.weight`. An environment that is left out is sampled only if
     the others have no tasks left."""
-    scorers: dict[str, str] = Field(default_factory=dict)
+    scorers: Annotated[dict[str, str], read_by("steward", "sampler")] = Field(default_factory=dict)
     """Scorers by environment, instead of `environments.NAME.scorer`; a task that names one keeps it."""
     until: StageEnd | None = None
     """When the next stage begins. The last stage has none."""

@@ -20,6 +20,7 @@ from agentrl.config.engines import Engines
 from agentrl.config.field_types import (
     LONGEST_S,
     NEXT_STEP,
+    NO_UNIT,
     Bytes,
     Command,
     Env,
@@ -34,6 +35,7 @@ from agentrl.config.field_types import (
     Words,
     named,
     problems_in_one_of,
+    read_by,
 )
 from agentrl.config.other_models import Judge, OtherModel, Summaries
 from agentrl.config.reward_watch import RewardWatch
@@ -59,6 +61,8 @@ _NEXT_CLAIM = Tunable("next claim", Role.SAMPLER)
 _SCIENTIFIC_CLAIM = Tunable("next claim", Role.SAMPLER, scientific=True)
 
 
+_LIVE = read_by("sampler", live=True)
+
 SHIPPED_AGENTS = ("single_turn_agent", "tool_agent")
 SHIPPED_SCORERS = ("exact", "math")
 """The scorers that are registered without user code."""
@@ -67,24 +71,24 @@ SHIPPED_SCORERS = ("exact", "math")
 class Images(Section):
     """How images are shown to a model that reads them."""
 
-    max_pixels: Natural = 0
+    max_pixels: Annotated[Natural, read_by("sampler", "trainer")] = 0
     """Larger images are reduced to this many pixels; 0: the limit in the model's directory. The limit decides how many
     tokens an image has."""
-    max_bytes: Annotated[Bytes, Field(le=12 << 20)] = 8 << 20
+    max_bytes: Annotated[Bytes, Field(le=12 << 20), read_by("steward", "sampler")] = 8 << 20
     """The largest file of an image; larger ones are refused."""
-    origins: Words = ()
+    origins: Annotated[Words, read_by("steward", "sampler")] = ()
     """Where images may be fetched from, such as `https://images.example.org`; empty: from no address."""
 
 
 class Model(Section):
     """The model that is trained."""
 
-    path: str = ""
+    path: Annotated[str, read_by("trainer")] = ""
     """A directory in the layout of Hugging Face (config.json, safetensors, tokenizer.json); relative to the run
     file."""
-    build: Literal["", "tiny"] = ""
+    build: Annotated[Literal["", "tiny"], read_by("trainer")] = ""
     """`tiny` builds a model of half a million parameters with a tokenizer of its own, for two processor cores."""
-    template: dict[str, Any] = Field(default_factory=dict)
+    template: Annotated[dict[str, Any], read_by("sampler", "trainer")] = Field(default_factory=dict)
     """Variables of the model's own chat template, such as `enable_thinking: false` or `reasoning_effort: low`. `date`
     sets the date of today in the template; the default is 2025-01-01."""
     images: Images = Images()
@@ -107,7 +111,7 @@ Parser = Literal[
 class Environment(Section):
     """A family of tasks with its tools, agent loop and scorer."""
 
-    code: str = ""
+    code: Annotated[str, read_by("steward", "sampler")] = ""
     """A Python file, relative to the run file, that declares this environment with `agentrl.Environment`; its
     declaration sets the keys that are not given here. Or an environment of another package, such as
     `gymnasium:FrozenLake-v1`. `NAME: FILE.py` is short for `NAME: {code: FILE.py}`."""
@@ -120,37 +124,39 @@ class Environment(Section):
     python: str = "{python}"
     """With a `code`: the Python that has its packages; `{python}` is the Python of the run. With any other Python, the
     agent and scorers of a Python file run in a separate process."""
-    sandbox: RequiredSandbox = Sandbox(kind="none")
+    sandbox: Annotated[RequiredSandbox, read_by("sampler", within={"kind": read_by("sampler", "steward")})] = Sandbox(
+        kind="none"
+    )
     """With a `code`: the sandbox of a separate process for its agent and scorers, or for the program of another
     package. It limits what they may read, write, reach and use: `none`, `process`, or a section with the keys of a tool
     server's sandbox, in which `required` is `true` by default."""
     resumable: Flag = False
     """With a `code` in a separate process: another sampler may continue its unfinished episodes, because its agent
     makes the same requests whenever it gets the same answers. The file declares this by `@rl.agent(resumable=True)`."""
-    dataset: str
+    dataset: Annotated[str, read_by("steward", "sampler", "trainer")]
     """File or directory of the tasks to train on: JSONL, JSON, Parquet, or a dataset on disk; relative to the run
     file. Or a dataset of a hub: `hub:NAME`, `hub:NAME:CONFIGURATION`."""
-    evaluation: str = ""
+    evaluation: Annotated[str, read_by("steward", "sampler", "trainer")] = ""
     """The same for held-out tasks; empty: no evaluation."""
-    made_by: str = ""
+    made_by: Annotated[str, NO_UNIT] = ""
     """The command that makes these files. It is shown if they are missing; it is never run."""
-    tools: Words = ()
+    tools: Annotated[Words, read_by("steward", "sampler")] = ()
     """Names of tool servers (`tools`) that its episodes may use."""
-    agent: str = "tool_agent"
+    agent: Annotated[str, read_by("steward", "sampler")] = "tool_agent"
     """The agent loop, by its registered name; a task may name another."""
-    scorer: str = "exact"
+    scorer: Annotated[str, read_by("steward", "sampler")] = "exact"
     """The scorer, by its registered name; a task may name another."""
-    watchers: Words = ()
+    watchers: Annotated[Words, read_by("steward", "sampler")] = ()
     """Scorers that do not train: their scores are stored with each record, and `reward_watch` compares them with the
     score. In an environment of a file: names of its metrics, or scorers."""
-    answer_schema: str = "answer"
+    answer_schema: Annotated[str, read_by("steward")] = "answer"
     """Where the answer is: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
-    parser: Parser = "qwen"
+    parser: Annotated[Parser, read_by("sampler", "trainer")] = "qwen"
     """How the model writes tool calls; a sampler warns if the model's chat template writes them differently."""
     history: Literal["sampled", "template"] = "sampled"
     """The form in which the model gets its earlier turns: as the tokens that it sampled, or as its chat template writes
     them now, perhaps without thoughts. A prompt that differs from the sampled tokens is a branch."""
-    system: str = ""
+    system: Annotated[str, read_by("sampler", "trainer")] = ""
     """The system prompt."""
     context: Context = Context()
     """What is left out of a conversation that is too long."""
@@ -158,19 +164,19 @@ class Environment(Section):
     """When an episode counts as repeating itself, and what happens then."""
     max_turns: Positive = 8
     """Model calls of an episode. After them it ends at the limit of the policy."""
-    epochs: Positive = 1
+    epochs: Annotated[Positive, read_by("steward", "trainer")] = 1
     """How often the dataset is used."""
-    difficulty: Difficulty | None = None
+    difficulty: Annotated[Difficulty | None, read_by("steward")] = None
     """From the second epoch on: the mean scores between which a row of the dataset is sampled again."""
-    shuffle: Natural = 0
+    shuffle: Annotated[Natural, read_by("steward")] = 0
     """The seed for the order of the tasks within an epoch."""
-    weight: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
+    weight: Annotated[Number, Field(gt=0, le=1_000), read_by("steward")] = 1.0
     """Its share of the mix, relative to the weights of the other environments."""
-    bound: Natural | None = None
+    bound: Annotated[Natural | None, read_by("steward", "trainer")] = None
     """A staleness bound of its own, instead of `training.bound`."""
-    hard_bound: Natural | None = None
+    hard_bound: Annotated[Natural | None, read_by("steward", "trainer")] = None
     """A hard bound of its own, instead of `training.hard_bound`."""
-    strategy: Strategy | None = None
+    strategy: Annotated[Strategy | None, read_by("steward", "trainer")] = None
     """A strategy of its own at the bound, instead of `training.strategy`."""
 
     @property
@@ -241,7 +247,7 @@ class ToolServer(Section):
     `file:PATH`."""
     sandbox: SandboxOrKind = Sandbox()
     """What the server may read, write, reach and use: `none`, `process`, or a section with limits."""
-    session: Literal["shared", "keyed", "process"] = "process"
+    session: Annotated[Literal["shared", "keyed", "process"], read_by("steward", "sampler", "toolbox")] = "process"
     """`shared`: stateless. `keyed`: the server separates episodes by a key in the metadata of each call. `process`: one
     process per episode, from a pool."""
     pool: Positive = 4
@@ -249,7 +255,7 @@ class ToolServer(Section):
     that is too small."""
     start_s: Seconds = 60.0
     """How long a start may take. Long by default, because npx and uvx unpack packages first."""
-    timeout_s: Seconds = 30.0
+    timeout_s: Annotated[Seconds, read_by("steward", "sampler", "toolbox")] = 30.0
     """How long one call may take."""
     calls: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
     """Concurrent calls of all episodes; further calls wait. 0: 32, or 16 behind an address."""
@@ -259,14 +265,14 @@ class ToolServer(Section):
     """Who is to blame if a call takes too long."""
     crash_means: Blame = "infrastructure"
     """Who is to blame if the server dies during a call."""
-    try_again: Flag = False
+    try_again: Annotated[Flag, read_by("sampler")] = False
     """A call that failed for infrastructure is repeated once in a new session. If it fails in the same way, and the
     tool works for other episodes, the policy is to blame. Only for tools that may be called twice."""
-    effects: dict[str, ToolEffect] = Field(default_factory=dict)
+    effects: Annotated[dict[str, ToolEffect], read_by("steward", "sampler", "toolbox")] = Field(default_factory=dict)
     """What a call changes, by the tool's name; `*` stands for all others. `pure`: nothing. `session` (default): only
     the session of its episode. `outside`: something that outlives the session; a replay of it needs consent by
     name."""
-    examples: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    examples: Annotated[dict[str, dict[str, Any]], NO_UNIT] = Field(default_factory=dict)
     """By the tool's name: arguments with which `agentrl up` calls it once before the run, whatever the call changes."""
     block: Words = ()
     """Tools of the server that are not offered."""
@@ -341,20 +347,22 @@ class ToolServer(Section):
 class Rollout(Section):
     """Samplers."""
 
-    samplers: Natural = 1
+    samplers: Annotated[Natural, NO_UNIT] = 1
     """How many sampler units there are."""
     concurrency: Annotated[int, Field(strict=True, ge=0, le=100_000), Tunable(owner=Role.SAMPLER)] = 64
     """Episodes that each sampler runs at once."""
-    max_in_flight: Annotated[Positive, _AT_ADMISSION] = 256
+    max_in_flight: Annotated[Positive, _AT_ADMISSION, read_by("steward", "trainer")] = 256
     """Episodes of the whole run that may be open at once."""
     max_turns: Annotated[Natural, _SCIENTIFIC_CLAIM] = 0
     """Model calls of an episode, instead of `environments.NAME.max_turns`; 0 leaves it to the environment."""
-    episode_s: Annotated[Number, Field(ge=1, le=LONGEST_S), _SCIENTIFIC_CLAIM] = 600.0
+    episode_s: Annotated[
+        Number, Field(ge=1, le=LONGEST_S), _SCIENTIFIC_CLAIM, read_by("steward", "sampler", "trainer", "toolbox")
+    ] = 600.0
     """How long an episode may take. Waiting for an engine, a toolbox or a place in it does not count."""
     episode_timeout_means: Annotated[Blame, _SCIENTIFIC_CLAIM] = "policy"
     """How an episode that takes longer than `episode_s` counts. `policy`: it reached a limit of the policy and is
     scored, unless the model generated no token. `infrastructure`: it is sampled again, which favours short episodes."""
-    call_s: Annotated[Number, Field(ge=0.1, le=LONGEST_S), _NEXT_CLAIM] = 120.0
+    call_s: Annotated[Number, Field(ge=0.1, le=LONGEST_S), _NEXT_CLAIM, read_by("steward", "sampler")] = 120.0
     """How long one model call may take."""
     tool_s: Annotated[Number, Field(ge=0, le=LONGEST_S), _NEXT_CLAIM] = 0.0
     """How long one try of a tool call may take; 0: no limit besides that of the tool server, which always applies."""
@@ -362,7 +370,7 @@ class Rollout(Section):
     """How many versions an engine may be behind the newest served one. Engines further behind get no calls."""
     code: Words = ()
     """Python files that register own agent loops and scorers; relative to the run file."""
-    agent_config: str = ""
+    agent_config: Annotated[str, NO_UNIT] = ""
     """An agent configuration file of AgentCPM. It is read as `models`, `judges` and `summaries`, which have priority;
     relative to the run file."""
 
@@ -370,7 +378,7 @@ class Rollout(Section):
 class Retention(Section):
     """How long data is kept, and how much disk space stays free."""
 
-    versions: Annotated[Positive, named("keep_versions", NEXT_STEP)] = 4
+    versions: Annotated[Positive, named("keep_versions", NEXT_STEP), read_by("trainer")] = 4
     """How many published versions keep their files, besides those that an engine, a checkpoint or an evaluation
     needs."""
     details_s: Annotated[Number, Field(ge=0, le=315_360_000), _AT_ADMISSION] = 0.0
@@ -387,32 +395,32 @@ class DataPlane(Section):
 
     model: Model | None = None
     """The model that is trained."""
-    environments: dict[str, Environment] = Field(default_factory=dict)
+    environments: Annotated[dict[str, Environment], read_by("sampler")] = Field(default_factory=dict)
     """Families of tasks, by name. Without any the run has no data plane."""
-    tools: dict[str, ToolServer] = Field(default_factory=dict)
+    tools: Annotated[dict[str, ToolServer], read_by("toolbox")] = Field(default_factory=dict)
     """MCP servers, by name."""
     sampling: Sampling = Sampling()
     """How episodes are sampled."""
-    rollout: Rollout = Rollout()
+    rollout: Annotated[Rollout, read_by("sampler")] = Rollout()
     """Samplers and their limits."""
-    engines: Engines = Engines()
+    engines: Annotated[Engines, read_by("engine")] = Engines()
     """Inference."""
-    training: Training = Training()
+    training: Annotated[Training, read_by("trainer")] = Training()
     """The trainer."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: Annotated[Evaluation, read_by("steward")] = Evaluation()
     """Evaluation."""
-    retention: Retention = Retention()
+    retention: Annotated[Retention, read_by("steward")] = Retention()
     """How long data is kept."""
-    curriculum: tuple[CurriculumStage, ...] = ()
+    curriculum: Annotated[tuple[CurriculumStage, ...], read_by("steward")] = ()
     """Stages with a mix of their own, one after another. Empty: the weights of the environments."""
-    reward_watch: RewardWatch = RewardWatch()
+    reward_watch: Annotated[RewardWatch, read_by("steward")] = RewardWatch()
     """Signs that the reward is exploited."""
-    models: dict[str, tuple[OtherModel, ...]] = Field(default_factory=dict)
+    models: Annotated[dict[str, tuple[OtherModel, ...]], _LIVE] = Field(default_factory=dict)
     """Models besides the one that is trained, by name: services in the order in which they are asked. Changes of this
     section and the two after it need no restart."""
-    judges: dict[str, Judge] = Field(default_factory=dict)
+    judges: Annotated[dict[str, Judge], _LIVE] = Field(default_factory=dict)
     """Scorers that ask another model, by the name that environments and tasks use."""
-    summaries: Summaries = Summaries()
+    summaries: Annotated[Summaries, _LIVE] = Summaries()
     """Long results of tools are summarised by another model before the policy reads them."""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.config.field_types import Command, Flag, Gpus, Number, Positive, Seconds, Secret, Section
+from agentrl.config.field_types import Command, Flag, Gpus, Number, Positive, Seconds, Secret, Section, read_by
 
 
 class Engines(Section):
@@ -17,7 +17,7 @@ class Engines(Section):
 
     count: Positive = 1
     """How many engine units there are."""
-    kind: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
+    kind: Annotated[Literal["embedded", "sglang", "vllm", "openai"], read_by("trainer", "engine")] = "embedded"
     """`embedded` runs small models on processors, or on a GPU in float32; `sglang` and `vllm` start such servers on
     GPUs; `openai` calls a server that other people run, for evaluation only."""
     slots: Positive = 64
@@ -42,7 +42,7 @@ class Engines(Section):
     gpus: Gpus | None = None
     """GPUs of one server. Empty: as many as `args` require; none for an embedded engine, which can use one. A share
     such as 0.5 leaves the rest of the GPU to others."""
-    takes_turns: Flag = False
+    takes_turns: Annotated[Flag, read_by("trainer", "engine")] = False
     """The engines release their device when the trainer has a batch, and take it back when the trainer waits for one.
     This is for one GPU that has no room for both at the same time."""
     args: Command = ()

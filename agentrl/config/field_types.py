@@ -14,9 +14,9 @@ import inspect
 import itertools
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -65,6 +65,38 @@ def named(name: str, like: Tunable) -> Tunable:
     return replace(like, name=name)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadBy:
+    """The roles whose processes read a field. On a section: all its fields that have no mark of their own.
+
+    A changed value replaces the units of these roles, and they get the variables that the value names.
+    """
+
+    roles: frozenset[Role] = frozenset()
+    shown_to: frozenset[Role] = frozenset()
+    """Roles that only report the value. If it is a reference to a secret, they do not get the variable."""
+    live: bool = False
+    """The processes read it again while they work, so a changed value replaces nothing."""
+    within: Mapping[str, ReadBy] = field(default_factory=dict)
+    """On a section that several fields have: fields of it that other roles read here."""
+
+
+RoleName = Literal["steward", "sampler", "trainer", "toolbox", "engine"]
+
+
+def read_by(
+    *roles: RoleName,
+    live: bool = False,
+    shown_to: Iterable[RoleName] = (),
+    within: Mapping[str, ReadBy] | None = None,
+) -> ReadBy:
+    return ReadBy(frozenset(map(Role, roles)), frozenset(map(Role, shown_to)), live, within or {})
+
+
+NO_UNIT = read_by()
+"""Only the coordinator, or a program that a command starts, reads the field."""
+
+
 class Section(BaseModel):
     """Base of every section."""
 
@@ -110,8 +142,8 @@ def field_docstrings(kinds: Iterable[type]) -> dict[str, str]:
     """The docstrings under the fields of classes, by name. The first class wins, as in a method resolution order."""
     found: dict[str, str] = {}
     for kind in reversed(list(kinds)):
-        for field, text in itertools.pairwise(_class_body(kind)):
-            match field, text:
+        for statement, text in itertools.pairwise(_class_body(kind)):
+            match statement, text:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(words))):
                     found[name] = inspect.cleandoc(words)
     return found

@@ -7,8 +7,8 @@ Invariants:
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
-from typing import Literal, cast
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeVar, cast
 
 from agentrl.config import introspection
 from agentrl.config.contradictions import nearest
@@ -19,13 +19,28 @@ from agentrl.errors import UnknownNameError
 from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.specs import Role
 
+S = TypeVar("S", bound=Section)
 _KINDS: dict[object, str] = {float: "float", int: "int", bool: "bool", str: "str"}
 
 
 def unit_knobs(config: RunConfig, owner: Role) -> dict[str, Knob]:
     """The knobs that the units of this group apply, by name, with the values of the configuration as defaults."""
-    found = (*_marked(config), *_of_parts(config))
-    return {knob.name: knob for knob in found if knob.owner == owner.value}
+    return {knob.name: knob for knob in (*_marked(config, owner), *_of_parts(config, owner))}
+
+
+def with_values(section: S, owner: Role, values: Mapping[str, KnobValue]) -> S:
+    """The section with these values of knobs of the owner, by their names. Whether the values contradict each other is
+    not checked."""
+    changed: dict[str, object] = {}
+    for name, field in type(section).model_fields.items():
+        if mark := _mark(section, name):
+            if mark.owner is owner and (mark.name or name) in values:
+                changed[name] = values[mark.name or name]
+        elif introspection.Shape(field.annotation).section is not None:
+            part = getattr(section, name)
+            if isinstance(part, Section) and (replaced := with_values(part, owner, values)) is not part:
+                changed[name] = replaced
+    return section.model_copy(update=changed) if changed else section
 
 
 def supervision_knobs() -> tuple[Knob, ...]:
@@ -46,16 +61,19 @@ def times_with(times: SupervisionTimes, name: str, value: KnobValue) -> Supervis
     return times.changed(name.removeprefix("supervision."), cast(float, knob.check(value)))
 
 
-def _marked(section: Section) -> Iterator[Knob]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section) and not isinstance(value, SupervisionTimes):
-            yield from _marked(value)
-        elif mark := _mark(section, name):
-            yield _knob(section, name, mark)
+def _marked(section: Section, owner: Role) -> Iterator[Knob]:
+    """Reads no other fields, because the fields that a role reads are those whose change replaces its units."""
+    for name, field in type(section).model_fields.items():
+        if mark := _mark(section, name):
+            if mark.owner is owner:
+                yield _knob(section, name, mark)
+        elif introspection.Shape(field.annotation).section is not None:
+            value = getattr(section, name)
+            if isinstance(value, Section):
+                yield from _marked(value, owner)
 
 
-def _of_parts(config: RunConfig) -> Iterator[Knob]:
+def _of_parts(config: RunConfig, owner: Role) -> Iterator[Knob]:
     """The knobs of single environments and stages: `shop.difficulty_least`, `stage_1.score`."""
     parts: list[tuple[str, Section | None]] = [
         (f"{name}.", environment.difficulty) for name, environment in config.environments.items()
@@ -63,7 +81,7 @@ def _of_parts(config: RunConfig) -> Iterator[Knob]:
     parts += [(f"stage_{number}.", stage.until) for number, stage in enumerate(config.curriculum, 1)]
     for prefix, section in parts:
         for name in type(section).model_fields if section is not None else ():
-            if section is not None and (mark := _mark(section, name)):
+            if section is not None and (mark := _mark(section, name)) and mark.owner is owner:
                 yield _knob(section, name, mark, prefix)
 
 

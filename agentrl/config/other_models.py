@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config.field_types import Flag, Natural, Number, Positive, Seconds, Secret, Section, Share, Words
+from agentrl.config.field_types import Flag, Natural, Number, Positive, Seconds, Secret, Section, Share, Words, read_by
 
-LIVE_SECTIONS = ("models", "judges", "summaries")
-"""The sections that samplers read again while they work."""
 _ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
+_SHOWN = read_by("sampler", live=True, shown_to=["steward"])
+"""The steward reports these settings of other models, and calls none."""
 _PLACES = re.compile(r"\{(\w+)\}")
 PLACES = ("query", "truth", "answer", "transcript")
 """The names that a judge's template may have in braces."""
@@ -27,23 +27,23 @@ Price = Annotated[Number, Field(ge=0, le=1_000_000)]
 class OtherModel(Section):
     """A service that answers for another model, over the API of OpenAI or of Anthropic."""
 
-    kind: Literal["openai", "anthropic"] = "openai"
+    kind: Annotated[Literal["openai", "anthropic"], _SHOWN] = "openai"
     """The API: chat completions of OpenAI, which most servers have, or messages of Anthropic."""
-    url: str
+    url: Annotated[str, _SHOWN]
     """The address of the API, such as `https://HOST/v1`; loopback is fine."""
-    model: str
+    model: Annotated[str, _SHOWN]
     """The name of the model at the service."""
-    key: Secret = None
+    key: Annotated[Secret, _SHOWN] = None
     """A reference to its key: `env:NAME` or `file:PATH`. A file is read again when it changes."""
-    price_in: Price = 0.0
+    price_in: Annotated[Price, _SHOWN] = 0.0
     """The price of a million tokens of prompts, in a currency of your own."""
-    price_out: Price = 0.0
+    price_out: Annotated[Price, _SHOWN] = 0.0
     """The price of a million tokens that the model writes."""
-    per_minute: Natural = 0
+    per_minute: Annotated[Natural, _SHOWN] = 0
     """Calls per minute of all samplers together; further calls wait. 0: no limit."""
-    at_once: Positive = 16
+    at_once: Annotated[Positive, _SHOWN] = 16
     """Concurrent calls of each sampler; further calls wait."""
-    timeout_s: Seconds = 60.0
+    timeout_s: Annotated[Seconds, _SHOWN] = 60.0
     """How long one call may take before the next service is asked."""
     max_tokens: Positive = 1_024
     """The most tokens of an answer."""
@@ -72,7 +72,7 @@ class OtherModel(Section):
 class Judge(Section):
     """A scorer that asks another model."""
 
-    model: str
+    model: Annotated[str, _SHOWN]
     """The name of a model in `models`."""
     template: str = ""
     """The question, with `{query}`, `{truth}`, `{answer}` and `{transcript}`. It must ask for a last line such as
@@ -105,9 +105,9 @@ def problem_of_template(template: str) -> str:
 class Summaries(Section):
     """Long results of tools are summarised by another model before the policy reads them."""
 
-    on: Flag = True
+    on: Annotated[Flag, _SHOWN] = True
     """Whether results are summarised now."""
-    model: str = ""
+    model: Annotated[str, _SHOWN] = ""
     """The name of a model in `models`; empty: nothing is summarised."""
     tools: Words = ()
     """The tools whose results are summarised; empty: all."""

@@ -20,6 +20,7 @@ from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.learning_rates import Schedule
 from agentrl.policies.loss_settings import CriticRule, Interval, Masks, PolicyLoss
 
+_OF_GROUP_ADVANTAGES = ("normalise", "balance", "sign_clip", "min_range")
 _ESTIMATORS: Mapping[str, Estimator] = {"grpo": "grpo", "leave-one-out": "leave_one_out", "gae": "gae"}
 
 
@@ -115,17 +116,10 @@ def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = 
 
 
 def critic(training: Training) -> CriticRule | None:
-    """The rule of the critic. Raises ConfigError if another setting would also scale advantages, or compare records
-    within their group."""
+    """The rule of the critic; None without one."""
     if training.advantage != "gae":
         return None
     given = training.critic
-    others = [name for name in ("normalise", "balance", "sign_clip", "min_range") if getattr(training, name)]
-    if others:
-        raise ConfigError(
-            f"{' and '.join(others)} are for advantages of groups, and a critic gives them to tokens (advantage: gae).",
-            hint="Leave them out; critic.normalise scales the advantages of a critic.",
-        )
     return CriticRule(
         discount=float(given.discount),
         trace=float(given.trace),
@@ -133,6 +127,17 @@ def critic(training: Training) -> CriticRule | None:
         normalise=given.normalise,
         alone=given.alone,
     )
+
+
+def refuse_with_a_critic(training: Training, settings: Mapping[str, object]) -> None:
+    """Raises ConfigError if one of these settings scales advantages, or compares records within their group, which a
+    critic does not allow."""
+    others = [name for name in _OF_GROUP_ADVANTAGES if settings.get(name)]
+    if others and training.advantage == "gae":
+        raise ConfigError(
+            f"{' and '.join(others)} are for advantages of groups, and a critic gives them to tokens (advantage: gae).",
+            hint="Leave them out; critic.normalise scales the advantages of a critic.",
+        )
 
 
 def stages(config: DataPlane) -> tuple[Stage, ...]:
@@ -185,14 +190,17 @@ def problems_of(config: DataPlane) -> Iterator[Problem]:
         ("training", "decay"): lambda: decay(config.training.decay),
         ("training", "overlong"): lambda: overlong(config.training.overlong),
         ("training", "schedule"): lambda: schedule(config.training),
-        ("training",): lambda: policy_loss(
-            config.training,
-            longest=config.sampling.context,
-            with_decay=decay(config.training.decay) if freshness(config).decays else None,
-        ),
+        ("training",): lambda: _loss_of(config),
     }
     for place, make in checks.items():
         try:
             make()
         except ConfigError as refused:
             yield place, f"cannot be followed: {refused.message}"
+
+
+def _loss_of(config: DataPlane) -> PolicyLoss:
+    training = config.training
+    refuse_with_a_critic(training, dict(training))
+    bounds = decay(training.decay) if freshness(config).decays else None
+    return policy_loss(training, longest=config.sampling.context, with_decay=bounds)

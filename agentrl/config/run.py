@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config import data_plane
 from agentrl.config.alerts import Alerts
 from agentrl.config.contradictions import ControlPlane, contradictions
-from agentrl.config.field_types import Bytes, Flag, Secret, Section
+from agentrl.config.field_types import Bytes, Flag, Secret, Section, read_by
 from agentrl.config.hosts import Host, all_hosts
 from agentrl.config.metrics import Metrics
 from agentrl.config.outside_access import OutsideAccess
@@ -79,12 +79,12 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 class RunConfig(data_plane.DataPlane):
     """The configuration of a run."""
 
-    name: Annotated[str, AfterValidator(_run_name)]
+    name: Annotated[str, AfterValidator(_run_name), read_by("steward", "sampler", "trainer", "toolbox", "engine")]
     """The name of the run, unique per user: small letters, digits and dashes."""
     extends: str = ""
     """Another run file: its values apply where this file has none. Its path is relative to this file; the paths in it
     are relative to it."""
-    dir: str = ""
+    dir: Annotated[str, read_by("sampler")] = ""
     """The directory for logs and results, relative to the run file. Hosts may share it. Empty means `runs/NAME`."""
     sidecars: dict[str, Sidecar] = Field(default_factory=dict)
     """Groups of foreign commands, by name."""
@@ -106,9 +106,9 @@ class RunConfig(data_plane.DataPlane):
     """The lines of all logs: `text`, or `json`, one object a line. Empty: the value of AGENTRL_LOG_FORMAT, or text."""
     metrics: Metrics = Metrics()
     """How monitoring systems read the numbers of the run."""
-    tracing: Tracing = Tracing()
+    tracing: Annotated[Tracing, read_by("sampler", "trainer", "toolbox", "engine")] = Tracing()
     """Spans for a collector of OpenTelemetry."""
-    outside: OutsideAccess = OutsideAccess()
+    outside: Annotated[OutsideAccess, read_by("toolbox")] = OutsideAccess()
     """Programs outside of the run that use its tools."""
 
     @model_validator(mode="after")

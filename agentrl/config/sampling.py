@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.config.field_types import Natural, Number, Positive, Section, Tunable
+from agentrl.config.field_types import Natural, Number, Positive, Section, Tunable, read_by
 from agentrl.policies import sampling_rule
 from agentrl.protocol.specs import Role
 
@@ -20,13 +20,13 @@ _SCIENTIFIC = Tunable(owner=Role.STEWARD, scientific=True)
 class Sampling(Section):
     """How episodes are sampled for training. Frozen in each task at its admission."""
 
-    n: Annotated[int, Field(strict=True, ge=2, le=1_024), _SCIENTIFIC] = 8
+    n: Annotated[int, Field(strict=True, ge=2, le=1_024), _SCIENTIFIC, read_by("steward", "trainer")] = 8
     """Episodes of one task. Their mean score is the baseline."""
-    temperature: Annotated[Number, Field(ge=0.01, le=10), _SCIENTIFIC] = 1.0
+    temperature: Annotated[Number, Field(ge=0.01, le=10), _SCIENTIFIC, read_by("steward", "sampler")] = 1.0
     """Sampling temperature for training. Evaluation has its own, `evaluation.temperature`."""
-    max_tokens: Annotated[Positive, _SCIENTIFIC] = 1_024
+    max_tokens: Annotated[Positive, _SCIENTIFIC, read_by("steward", "sampler")] = 1_024
     """Tokens of one model call."""
-    context: Positive = 8_192
+    context: Annotated[Positive, read_by("steward", "sampler", "trainer", "engine")] = 8_192
     """Tokens of a whole trajectory."""
 
     @model_validator(mode="before")
@@ -45,7 +45,7 @@ class Sampling(Section):
 class Evaluation(Section):
     """Evaluation on held-out tasks, each with one pinned version."""
 
-    every: Annotated[Natural, Tunable("next version", Role.TRAINER, name="evaluate_every")] = 20
+    every: Annotated[Natural, Tunable("next version", Role.TRAINER, name="evaluate_every"), read_by("trainer")] = 20
     """Publications between two evaluations; 0 evaluates only at the end."""
     temperature: Annotated[Number, Field(ge=0, le=10)] = 0.0
     """0 is greedy."""
@@ -62,7 +62,7 @@ class Evaluation(Section):
     """Subtracted from the logit of a token that occurs in the output of the call."""
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=2)] = 1.0
     """For a token that occurs in the output of the call: divides its logit if positive, multiplies it if negative."""
-    engine: Literal["shared", "own", "embedded"] = "shared"
+    engine: Annotated[Literal["shared", "own", "embedded"], read_by("engine")] = "shared"
     """What serves the pinned version. `shared`: the engines of the run. An embedded engine holds it beside the newest
     version; the first SGLang server serves it instead of the newest version until the evaluation ends. `own`: one more
     engine unit of the same kind, only for evaluations. `embedded`: one more embedded engine, on processors."""

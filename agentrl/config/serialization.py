@@ -8,11 +8,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from agentrl.config.run import RunConfig
+from agentrl.config.secrets import files_of_references
 from agentrl.config.validation_errors import error_of
 
 
@@ -27,6 +29,11 @@ def config_from_plain(plain: Mapping[str, Any], *, where: str = "") -> RunConfig
         return RunConfig.model_validate(dict(plain))
     except ValidationError as invalid:
         raise error_of(invalid, lambda path: where) from None
+
+
+def secret_files(config: RunConfig) -> tuple[Path, ...]:
+    """The files that references of any section name. Programs that the run starts may not read them."""
+    return tuple(files_of_references(config_to_plain(config)))
 
 
 def json_schema() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agentrl.config.field_types import Flag, Section, Words
+from agentrl.config.field_types import NO_UNIT, Flag, Section, Words
 
 PackageKind = Literal["python", "npm"]
 
@@ -26,10 +26,10 @@ def _without_options(packages: Sequence[str]) -> Sequence[str]:
 class Packages(Section):
     """Packages that are installed for one server, in a separate directory."""
 
-    packages: Annotated[Words, Field(min_length=1), AfterValidator(_without_options)]
+    packages: Annotated[Words, Field(min_length=1), AfterValidator(_without_options), NO_UNIT]
     """Requirements of pip (`NAME==VERSION`), or of npm (`NAME@VERSION`). The lock file pins them and all their
     dependencies."""
-    build: Flag = False
+    build: Annotated[Flag, NO_UNIT] = False
     """Permits packages without a wheel and the scripts of npm packages. Their code runs during the installation with
     your rights, without a sandbox."""
     locked: str = ""

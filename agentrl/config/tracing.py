@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentrl.config.field_types import Secret, Section, Share
+from agentrl.config.field_types import Secret, Section, Share, read_by
 from agentrl.config.secrets import resolve_secret
 
 
@@ -17,7 +17,7 @@ class Tracing(Section):
     """The URL of its receiver for OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: none."""
     token: Secret = None
     """A reference to a token, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
-    episodes: Share = 0.1
+    episodes: Annotated[Share, read_by("sampler")] = 0.1
     """The share of episodes whose spans are sent. Those that fail or take unusually long are always sent."""
 
 

@@ -13,6 +13,7 @@ from agentrl.config.curves import CurvesSettings
 from agentrl.config.field_types import (
     LONGEST_S,
     NEXT_STEP,
+    NO_UNIT,
     OF_BATCHES,
     OF_GROUPS,
     SCIENTIFIC_STEP,
@@ -26,6 +27,7 @@ from agentrl.config.field_types import (
     Section,
     Share,
     named,
+    read_by,
 )
 from agentrl.config.lora import Lora
 from agentrl.config.loss_keys import DecaySettings, LossKeys
@@ -34,6 +36,10 @@ from agentrl.policies.freshness import Strategy
 from agentrl.policies.learning_rates import ScheduleKind
 from agentrl.policies.outcomes import LimitRule
 
+_AT_CLOSING = read_by("steward", "sampler")
+"""Settings that decide when groups close, and with which advantages."""
+_OF_A_JOB = NO_UNIT
+"""Settings of `agentrl train` on demonstrations."""
 _Rate = Annotated[Number, Field(gt=0, le=10)]
 
 
@@ -141,49 +147,49 @@ class PublicationSettings(Section):
 class Training(LossKeys):
     """The trainer."""
 
-    frozen: Flag = False
+    frozen: Annotated[Flag, read_by("steward", "trainer")] = False
     """True: nothing is trained. The trainer publishes the initial weights and ends."""
     steps: Natural = 0
     """Steps after which the run is complete; 0 means until the end of the data."""
-    groups: Annotated[Positive, OF_BATCHES] = 8
+    groups: Annotated[Positive, OF_BATCHES, read_by("steward", "trainer")] = 8
     """Groups of one step."""
     optimizer_steps: Annotated[Positive, SCIENTIFIC_STEP] = 1
     """Optimizer steps of one step, each over a part of its groups. A batch with fewer groups than that takes one
     optimizer step for each group."""
-    demonstrations: str = ""
+    demonstrations: Annotated[str, _OF_A_JOB] = ""
     """With `sft`: demonstrations (rows with `messages`), in any format of datasets; relative to the run file."""
-    recorded: RecordedEpisodes = RecordedEpisodes()
+    recorded: Annotated[RecordedEpisodes, _OF_A_JOB] = RecordedEpisodes()
     """With `sft`: records to learn from, alone or mixed with `demonstrations`."""
-    roles: Roles = ("assistant",)
+    roles: Annotated[Roles, _OF_A_JOB] = ("assistant",)
     """With `sft`: the roles whose messages train in demonstrations. In records, the model's own text trains."""
-    batch: Positive = 64
+    batch: Annotated[Positive, _OF_A_JOB] = 64
     """With `sft`: demonstrations and records of one step."""
-    advantage: Literal["grpo", "leave-one-out", "gae"] = "grpo"
+    advantage: Annotated[Literal["grpo", "leave-one-out", "gae"], read_by("steward", "sampler", "trainer")] = "grpo"
     """The baseline of scores: the mean of the group (`grpo`), the mean of the others in it (`leave-one-out`), or the
     prediction of a critic for each token (`gae`)."""
     critic: CriticSettings = CriticSettings()
     """The critic of `gae`."""
-    divide_by_std: Flag = True
+    divide_by_std: Annotated[Flag, _AT_CLOSING] = True
     """Advantages of `grpo` are divided by the standard deviation of their group."""
     normalise: Annotated[Flag, OF_BATCHES] = False
     """Advantages are normalised again over the trained tokens of each environment in a batch."""
     balance: Annotated[Flag, OF_BATCHES] = False
     """The positive or the negative advantages of a batch shrink, until both have the same sum over the tokens; after
     `normalise`."""
-    limits: Annotated[LimitRule, OF_GROUPS] = "cap"
+    limits: Annotated[LimitRule, OF_GROUPS, _AT_CLOSING] = "cap"
     """The advantage of a record that reached a limit (turns, tokens, repetition): at most 0 (`cap`), none (`mask`), or
     unchanged (`keep`)."""
-    min_range: Annotated[Least, OF_GROUPS] = 0.0
+    min_range: Annotated[Least, OF_GROUPS, _AT_CLOSING] = 0.0
     """A group whose scores span no more than this has no signal."""
-    sign_clip: Annotated[Flag, OF_GROUPS] = False
+    sign_clip: Annotated[Flag, OF_GROUPS, _AT_CLOSING] = False
     """Records that score at most 0.5 never get a positive advantage, and others never a negative one."""
-    cap_malformed: Annotated[Flag, OF_GROUPS] = False
+    cap_malformed: Annotated[Flag, OF_GROUPS, _AT_CLOSING] = False
     """Records that continued after malformed calls never get a positive advantage."""
-    overlong: OverlongSettings = OverlongSettings()
+    overlong: Annotated[OverlongSettings, _AT_CLOSING] = OverlongSettings()
     """A soft penalty for records that are almost too long, before the baseline of their group."""
-    turn_spread: Annotated[Share, OF_GROUPS] = 0.0
+    turn_spread: Annotated[Share, OF_GROUPS, _AT_CLOSING] = 0.0
     """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
-    turn_discount: Share = 1.0
+    turn_discount: Annotated[Share, _AT_CLOSING] = 1.0
     """If scorers give rewards to turns: the factor by which a reward counts less for each turn that it comes later."""
     lora: Lora = Lora()
     """Adapters that are trained instead of all weights."""
@@ -203,17 +209,17 @@ class Training(LossKeys):
     """The greatest share of forks among the records that recent steps trained."""
     max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
     """A gradient with a larger norm is scaled down."""
-    bound: Annotated[Natural, NEXT_STEP] = 2
+    bound: Annotated[Natural, NEXT_STEP, read_by("steward", "trainer")] = 2
     """How many publications old the oldest trained token of a record may be."""
-    strategy: Annotated[Strategy, SCIENTIFIC_STEP] = "drop"
+    strategy: Annotated[Strategy, SCIENTIFIC_STEP, read_by("steward", "trainer")] = "drop"
     """What happens at the bound: records are dropped, waited for, or trained with tighter clips."""
-    hard_bound: Annotated[Natural, NEXT_STEP] = 0
+    hard_bound: Annotated[Natural, NEXT_STEP, read_by("steward", "trainer")] = 0
     """Under `decay`: the bound that applies instead of `bound`; 0: `bound` itself."""
-    wait_limit_s: Annotated[Number, Field(ge=0, le=LONGEST_S), NEXT_STEP] = 300.0
+    wait_limit_s: Annotated[Number, Field(ge=0, le=LONGEST_S), NEXT_STEP, read_by("steward", "trainer")] = 300.0
     """Under `wait`: how long a step is held back for records that it would make too old."""
     decay: DecaySettings = DecaySettings()
     """The bounds under `decay`."""
-    publish_every: Annotated[Positive, NEXT_STEP] = 1
+    publish_every: Annotated[Positive, NEXT_STEP, read_by("steward", "trainer")] = 1
     """Steps between two publications."""
     publication: PublicationSettings = PublicationSettings()
     """How weights are published to engines."""
@@ -225,11 +231,11 @@ class Training(LossKeys):
     """How many of the newest batches are kept in `RUN_DIR/dumps`; `agentrl train --from-dump` trains them again."""
     curves: CurvesSettings = CurvesSettings()
     """Where the metrics of steps and evaluations are written to, besides the Step documents."""
-    max_trained_count: Positive = 1
+    max_trained_count: Annotated[Positive, read_by("steward", "trainer")] = 1
     """How often a task may be trained, as long as a record of it is within the bound."""
-    retrain_after_s: Annotated[Number, Field(ge=0, le=86_400)] = 0.0
+    retrain_after_s: Annotated[Number, Field(ge=0, le=86_400), read_by("steward")] = 0.0
     """Seconds between two trainings of a task."""
-    min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024)] = 0
+    min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024), _AT_CLOSING] = 0
     """Scored members that a group needs; 0 means half of it, at least 2."""
     threads: Positive = 1
     """Processor threads of the trainer."""
@@ -239,7 +245,7 @@ class Training(LossKeys):
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again to save memory: norms and activation functions (`selective`: little extra
     work), or whole layers (`full`: a third more work)."""
-    gpus: Gpus | None = None
+    gpus: Annotated[Gpus | None, NO_UNIT] = None
     """GPUs of the trainer, for all its ranks together. Empty: one for each rank if the engines compute on GPUs. 0.5 is
     half a GPU."""
     compile: Flag = False
@@ -254,7 +260,7 @@ class Training(LossKeys):
     moved to the GPU."""
     tokens_per_batch: Positive = 16_384
     """Packed tokens of one forward pass."""
-    random: Natural = 0
+    random: Annotated[Natural, read_by("sampler", "trainer")] = 0
     """The seed of initial weights and sampling."""
     warmup: Warmup = Warmup()
     """Supervised steps before the first publication."""

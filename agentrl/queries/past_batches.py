@@ -25,7 +25,7 @@ from agentrl.protocol.data_commands import PastChange, PastPreview
 from agentrl.protocol.knob import KnobValue
 from agentrl.steward import epochs
 from agentrl.steward.curriculum import scores_of_stage
-from agentrl.steward.settings import OF_GROUPS, OF_ROWS, StewardSettings
+from agentrl.steward.settings import KEPT_BY_GROUPS, OF_ROWS, StewardSettings
 from agentrl.store import groups
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import Record, load
@@ -39,7 +39,7 @@ async def preview(database: Database, settings: Callable[[], StewardSettings], a
     """Raises RefusedError if nothing can be counted for this knob."""
     now = settings()
     part, dot, key = args.name.rpartition(".")
-    if args.name in OF_GROUPS:
+    if args.name in KEPT_BY_GROUPS:
         return await _of_groups(database, now, args)
     if args.name == "groups":
         return await _of_steps(database, args)

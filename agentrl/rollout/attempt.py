@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from agentrl.config.data_plane import Rollout
 from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
@@ -22,7 +23,7 @@ from agentrl.rollout.episode import Episode
 from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import DroppedError, EndedError, EpisodeExit, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder, ending_errors
-from agentrl.rollout.episode_run import EpisodeSettings, Surroundings, act, make_episode
+from agentrl.rollout.episode_run import Surroundings, act, make_episode
 from agentrl.rollout.model_calls import ModelCalls
 from agentrl.rollout.record_ending import RecordEnder, structure
 from agentrl.rollout.tool_calls import ToolCalls
@@ -57,7 +58,7 @@ class Attempt:
 
     context: SamplerContext
     claim: Claim
-    settings: EpisodeSettings
+    settings: Rollout
     loop: AgentLoop | None = None
     stopped: bool = False
     """Its record was cancelled or superseded, so a cancelled attempt is not given to another sampler."""

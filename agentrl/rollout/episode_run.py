@@ -12,10 +12,11 @@ import logging
 from dataclasses import dataclass
 
 from agentrl.chat.template import Template
+from agentrl.config.data_plane import Rollout
 from agentrl.config.run import RunConfig
 from agentrl.environments.user_tasks import FATAL, UserTasks, uncancelled
 from agentrl.policies import outcomes
-from agentrl.policies.outcomes import Blame, Outcome, tool_call_within_s
+from agentrl.policies.outcomes import Outcome, tool_call_within_s
 from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.episode import Episode, Limits
@@ -34,19 +35,6 @@ log = logging.getLogger("sampler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSettings:
-    """The settings of an episode, read at its claim."""
-
-    max_turns: int = 0
-    """0: as the environment says."""
-    call_s: float = 120.0
-    tool_s: float = 0.0
-    """0: as each tool server says."""
-    episode_s: float = 600.0
-    episode_timeout_means: Blame = "policy"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What an episode needs around it."""
 
@@ -61,7 +49,7 @@ class Surroundings:
 
 
 def make_episode(
-    around: Surroundings, task: Task, recorder: Recorder, settings: EpisodeSettings, clock: EpisodeClock
+    around: Surroundings, task: Task, recorder: Recorder, settings: Rollout, clock: EpisodeClock
 ) -> tuple[Episode, ModelCalls, ToolCalls]:
     environment = around.config.environments[task.environment]
     servers = [around.config.tools[name] for name in task.servers if name in around.config.tools]
@@ -104,7 +92,7 @@ def make_episode(
 
 
 async def act(
-    loop: AgentLoop, episode: Episode, tool_calls: ToolCalls, settings: EpisodeSettings, clock: EpisodeClock
+    loop: AgentLoop, episode: Episode, tool_calls: ToolCalls, settings: Rollout, clock: EpisodeClock
 ) -> EndedError:
     """Run the loop; the answer is why it ended."""
     tasks = UserTasks()
@@ -145,7 +133,7 @@ async def act(
         return EndedError(Outcome.LOOP_FAILED, f"`run` returned {returned}, and must return an Outcome"[:2000])
 
 
-def _timed_out(episode: Episode, settings: EpisodeSettings) -> EndedError:
+def _timed_out(episode: Episode, settings: Rollout) -> EndedError:
     generated = episode.recorder.own_tokens
     outcome = outcomes.at_deadline(settings.episode_timeout_means, generated)
     return EndedError(outcome, f"it took longer than {settings.episode_s:g} s")

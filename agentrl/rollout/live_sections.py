@@ -12,8 +12,8 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from agentrl.config.other_models import LIVE_SECTIONS
 from agentrl.config.paths import IN_FORCE
+from agentrl.config.readers import live_sections
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError
 from agentrl.store import run_database
@@ -39,7 +39,7 @@ async def follow(
                 continue
             seen = stamp
             found = run_database.configuration(run_dir)
-            changed = [name for name in LIVE_SECTIONS if getattr(found, name) != getattr(held, name)]
+            changed = [name for name in live_sections() if getattr(found, name) != getattr(held, name)]
             if changed:
                 held = found
                 take(found)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from agentrl.config.data_plane import Rollout
 from agentrl.environments import user_tasks
 from agentrl.environments.user_code_guard import LoopWatch, no_exit
 from agentrl.errors import DiskError
@@ -26,7 +27,6 @@ from agentrl.policies.status_tables import RecordStatus
 from agentrl.rollout import agent_loops, single_turn, tool_agent
 from agentrl.rollout.attempt import Attempt, SamplerContext
 from agentrl.rollout.episode_errors import EpisodeExit
-from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.user_code_faults import UserCodeFaults, scoring_of
 from agentrl.store import cancellations, claims
 from agentrl.store.claims import Claim
@@ -70,7 +70,7 @@ class Sampler:
         context: SamplerContext,
         *,
         concurrency: int,
-        settings: Callable[[], EpisodeSettings],
+        settings: Callable[[], Rollout],
         tick: Callable[[], None],
     ) -> None:
         """`settings` is called at each claim, `tick` whenever there is progress."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agentrl.config.knobs import unit_knobs
+from agentrl.config.data_plane import Rollout
+from agentrl.config.knobs import unit_knobs, with_values
 from agentrl.config.run import RunConfig
-from agentrl.policies.outcomes import Blame
 from agentrl.protocol.specs import Role
-from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.sampler import Sampler
 from agentrl.unit import LiveKnob, Unit
 
@@ -22,30 +21,24 @@ class SamplerKnobs:
 
     def __init__(self, unit: Unit, config: RunConfig) -> None:
         self._sampler: Sampler | None = None
+        self._rollout = config.rollout
         knobs = unit_knobs(config, Role.SAMPLER)
         self.concurrency: LiveKnob[int] = unit.declare(
-            knobs["concurrency"], preview=self._preview_concurrency, on_change=self._change_concurrency
+            knobs.pop("concurrency"), preview=self._preview_concurrency, on_change=self._change_concurrency
         )
-        self._max_turns: LiveKnob[int] = unit.declare(knobs["max_turns"], preview=self._for_new_ones("max_turns"))
-        self._times: dict[str, LiveKnob[float]] = {
-            name: unit.declare(knobs[name], preview=self._for_new_ones(name))
-            for name in ("call_s", "tool_s", "episode_s")
+        self._of_episodes: dict[str, LiveKnob[float | str]] = {
+            name: unit.declare(knob, preview=self._for_new_ones(name)) for name, knob in knobs.items()
         }
-        self._timeout_means: LiveKnob[Blame] = unit.declare(
-            knobs["episode_timeout_means"], preview=self._for_new_ones("episode_timeout_means")
-        )
 
     def of(self, sampler: Sampler) -> None:
         """Apply the knobs to this sampler."""
         self._sampler = sampler
         sampler.concurrency = self.concurrency.value
 
-    def take(self) -> EpisodeSettings:
+    def take(self) -> Rollout:
         """At a claim: pending values come into force."""
-        times = {name: knob.take() for name, knob in self._times.items()}
-        return EpisodeSettings(
-            max_turns=self._max_turns.take(), episode_timeout_means=self._timeout_means.take(), **times
-        )
+        values = {name: knob.take() for name, knob in self._of_episodes.items()}
+        return with_values(self._rollout, Role.SAMPLER, values)
 
     def _change_concurrency(self, value: int) -> None:
         if self._sampler is not None:

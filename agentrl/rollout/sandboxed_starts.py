@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.run import RunConfig
-from agentrl.config.secrets import files_of_references
-from agentrl.config.serialization import config_to_plain
+from agentrl.config.serialization import secret_files
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.rollout import scorers
 from agentrl.sandboxes import sandbox_cgroups, start_advice
@@ -103,8 +102,7 @@ def confined(name: str, config: RunConfig) -> Confined:
     chosen = choose_or_refuse(f"environments.{name}.sandbox", sandbox)
     if chosen.lacks:
         log.warning("The environment %s runs %s.", name, chosen.sentence)
-    secret_files = tuple(files_of_references(config_to_plain(config)))
-    return Confined(name, sandbox, Path(config.dir), secret_files)
+    return Confined(name, sandbox, Path(config.dir), secret_files(config))
 
 
 class _Network:

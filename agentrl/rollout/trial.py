@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 from pymongo import UpdateOne
 
+from agentrl.config.data_plane import Rollout
 from agentrl.engines.interface import Engine, Generates
 from agentrl.engines.routing import Candidate
 from agentrl.environments.rubric import Score
@@ -26,7 +27,7 @@ from agentrl.rollout.episode import Episode
 from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
-from agentrl.rollout.episode_run import EpisodeSettings, Surroundings, act, make_episode
+from agentrl.rollout.episode_run import Surroundings, act, make_episode
 from agentrl.rollout.record_ending import judged
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.service_directory import ChosenToolbox, ServiceDirectory
@@ -160,7 +161,7 @@ class Acted:
         return await judged(lambda: self.loop, self.episode.texts, self.task, stored)
 
 
-async def act_once(around: Surroundings, task: Task, number: int, settings: EpisodeSettings, show: Show) -> Acted:
+async def act_once(around: Surroundings, task: Task, number: int, settings: Rollout, show: Show) -> Acted:
     """One episode, from its first prompt to its end."""
     record = Record(id=f"{task.id}/{number}", task=task.id, seat=number)
     recorder = Recorder(_NO_STORE, ShowingWriter(show), record, OWNER)
@@ -177,7 +178,7 @@ async def act_once(around: Surroundings, task: Task, number: int, settings: Epis
     return Acted(loop=loop, task=task, recorder=recorder, ended=ended, episode=episode)
 
 
-async def try_once(around: Surroundings, task: Task, number: int, settings: EpisodeSettings, show: Show) -> Tried:
+async def try_once(around: Surroundings, task: Task, number: int, settings: Rollout, show: Show) -> Tried:
     """One episode, from its first prompt to its score."""
     began = time.monotonic()
     acted = await act_once(around, task, number, settings, show)

@@ -13,10 +13,11 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from agentrl.config import reward_watch as section
 from agentrl.policies import reward_watch
 from agentrl.policies.advantages import RIGHT_SCORE
 from agentrl.policies.reward_watch import Watched
-from agentrl.steward.settings import RewardWatchSettings, StewardSettings
+from agentrl.steward.settings import StewardSettings
 from agentrl.store import calls
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
@@ -86,7 +87,7 @@ class RewardWatch:
 
 
 def metrics(
-    environment: str, records: Sequence[Watched], settings: RewardWatchSettings, watchers: Sequence[str]
+    environment: str, records: Sequence[Watched], settings: section.RewardWatch, watchers: Sequence[str]
 ) -> dict[str, float]:
     """All readings of one environment, and each relative to its limit."""
     found: dict[str, float] = {}
@@ -118,7 +119,7 @@ def metrics(
 
 
 def _report_watcher(
-    found: dict[str, float], name: str, divergence: reward_watch.Divergence | None, settings: RewardWatchSettings
+    found: dict[str, float], name: str, divergence: reward_watch.Divergence | None, settings: section.RewardWatch
 ) -> None:
     nothing = (math.nan, math.nan)
     (score_before, score_now), (before, now) = (

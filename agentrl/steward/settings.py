@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.config import policy_rules
+from agentrl.config.reward_watch import RewardWatch
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.images.run_images import limits_of
@@ -23,7 +24,8 @@ from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.store.documents import Task
 
 ROUNDS_MAX = 3
-OF_GROUPS = frozenset(GroupRule().kept())
+KEPT_BY_GROUPS = frozenset(GroupRule().kept())
+"""Knobs whose values a group keeps from its admission on."""
 OF_ROWS = ("difficulty_least", "difficulty_most")
 """Knobs that each environment has."""
 
@@ -52,19 +54,6 @@ class EnvironmentSettings:
         if window.least >= window.most:
             raise ConfigError(f"No row has a mean score from {window.least:g} to {window.most:g}.")
         return replace(self, window=window)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardWatchSettings:
-    """How the reward is watched; the limits are those of `agentrl.config.reward_watch`."""
-
-    records: int = 400
-    every_s: float = 60.0
-    length: float | None = 0.5
-    repeats: float | None = 0.5
-    group_repeats: float | None = 0.9
-    votes: float | None = 0.3
-    watchers: float | None = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +93,7 @@ class StewardSettings:
     """The limits on images of tasks."""
     stages: tuple[Stage, ...] = ()
     """The stages of the curriculum."""
-    reward_watch: RewardWatchSettings = field(default_factory=RewardWatchSettings)
+    reward_watch: RewardWatch = field(default_factory=RewardWatch)
     stage: int = 0
     """The stage that the curriculum has reached."""
     hold: str = ""
@@ -152,7 +141,7 @@ class StewardSettings:
 
     def with_knobs(self, values: Mapping[str, Any]) -> StewardSettings:
         """Settings with these values of knobs. Raises ConfigError if they could not be followed."""
-        of_groups = {name: value for name, value in values.items() if name in OF_GROUPS}
+        of_groups = {name: value for name, value in values.items() if name in KEPT_BY_GROUPS}
         of_parts: dict[str, dict[str, float]] = defaultdict(dict)
         for name, value in values.items():
             part, dot, key = name.rpartition(".")
@@ -168,7 +157,7 @@ class StewardSettings:
                 each.ending_at(float(of_parts[part]["score"])) if (part := f"stage_{number}") in of_parts else each
                 for number, each in enumerate(self.stages, 1)
             ),
-            **{name: value for name, value in values.items() if name not in OF_GROUPS and "." not in name},
+            **{name: value for name, value in values.items() if name not in KEPT_BY_GROUPS and "." not in name},
         )
 
     def changed(self, **changes: Any) -> StewardSettings:
@@ -213,12 +202,12 @@ def from_config(config: RunConfig) -> StewardSettings:
         max_trained_count=training.max_trained_count,
         retrain_after_s=float(training.retrain_after_s),
         evaluation_samples=evaluation.samples,
-        evaluation_rule=SamplingRule.of(dict(evaluation)),
+        evaluation_rule=SamplingRule.of({name: getattr(evaluation, name) for name in SamplingRule.__struct_fields__}),
         evaluation_tasks=evaluation.tasks,
         details_s=float(config.retention.details_s),
         data_max_bytes=config.retention.data_max,
         disk_reserve_bytes=config.retention.disk_reserve,
         images=limits_of(config),
         stages=policy_rules.stages(config),
-        reward_watch=RewardWatchSettings(**dict(config.reward_watch)),
+        reward_watch=config.reward_watch,
     )

@@ -12,7 +12,6 @@ from functools import partial
 from agentrl.config import policy_rules
 from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
-from agentrl.config.training import Training
 from agentrl.formatting.amounts import counted
 from agentrl.policies.admission_capacity import Counts
 from agentrl.protocol.knob import Knob, plain_value
@@ -57,7 +56,7 @@ class StewardKnobs:
     def _preview_of_past(self, name: str, value: int | float) -> str:
         """Checks a value and says when it takes effect; its effect on past batches is counted elsewhere."""
         self._settings().with_knobs({name: value})
-        _refuse_with_a_critic(self._training, name, value)
+        policy_rules.refuse_with_a_critic(self._training, {name: value})
         if "." in name:
             part, _, key = name.rpartition(".")
             return "" if key == "score" else f"it holds for rows of {part} that are queued from now on"
@@ -83,9 +82,3 @@ class StewardKnobs:
                 f"groups admitted from now on have {counted(int(value), 'members')}, and a step up to {batch}; {kept}"
             )
         return f"{name} becomes {plain_value(value)} for what is admitted from now on; {kept}"
-
-
-def _refuse_with_a_critic(training: Training, name: str, value: int | float) -> None:
-    """Raises ConfigError for a setting of group advantages if a critic gives advantages to tokens."""
-    if name in type(training).model_fields:
-        policy_rules.critic(training.model_copy(update={name: value}))

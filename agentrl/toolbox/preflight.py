@@ -22,8 +22,7 @@ import msgspec
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.run import RunConfig
-from agentrl.config.secrets import files_of_references
-from agentrl.config.serialization import config_to_plain
+from agentrl.config.serialization import secret_files
 from agentrl.config.tool_lock import keep_pins
 from agentrl.errors import AgentrlError
 from agentrl.formatting.sentences import ended
@@ -85,7 +84,7 @@ def _toolbox(config: RunConfig, names: Collection[str], folder: Path, run_file: 
         {name: config.tools[name].model_copy(update={"pool": 1}) for name in names},
         run_dir=run_dir,
         name="preflight",
-        secret_files=tuple(files_of_references(config_to_plain(config))),
+        secret_files=secret_files(config),
     )
 
 

@@ -177,7 +177,7 @@ class Knobs:
         """Declares a flag; the steward counts what it would have changed."""
 
         def preview(value: bool) -> str:
-            policy_rules.critic(self._config.training.model_copy(update={name: value}))
+            policy_rules.refuse_with_a_critic(self._config.training, {name: value})
             return ""
 
         return self._unit.declare(self._declared[name], preview=preview)

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from agentrl.chat.template import Template
+from agentrl.config.data_plane import Rollout
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_words import build_words
 from agentrl.environments import environment as declarations
@@ -29,7 +30,7 @@ from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.contract.scripted_model import ScriptedModel
 from agentrl.rollout.declared_environments import register_declared
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.episode_run import EpisodeSettings, Surroundings
+from agentrl.rollout.episode_run import Surroundings
 from agentrl.store.documents import Task
 from agentrl.toolbox.api_messages import CallAnswer, Opened, ToolInfo
 from agentrl.toolbox.client import ToolboxClient
@@ -43,7 +44,7 @@ EPISODES = 200
 ROUNDS = 5
 OPEN = 10_000
 STARTS = 7
-SETTINGS = EpisodeSettings(call_s=600.0, episode_s=3600.0)
+SETTINGS = Rollout(call_s=600.0, episode_s=3600.0)
 SECOND = "And then?"
 
 

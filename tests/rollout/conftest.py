@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from agentrl.config import policy_rules
+from agentrl.config.data_plane import Rollout
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.http.token_server import listening
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import chat_format
 from agentrl.rollout.attempt import SamplerContext
-from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.other_models import Helpers
 from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import Sampler
@@ -172,7 +172,7 @@ class Stage:
         name: str = "sampler-0.1",
         *,
         concurrency: int = 16,
-        settings: EpisodeSettings | None = None,
+        settings: Rollout | None = None,
         db: Database | None = None,
     ) -> AsyncIterator[Sampler]:
         """A sampler that runs during the body and is drained at the end, unless it has ended before. `db` is its own
@@ -197,7 +197,7 @@ class Stage:
             images=ShownImages(DatabaseShelf(db), self.words.images, most_bytes=1 << 20),
             helpers=(helpers := Helpers(self.config, StoredLedger(db, name.partition(".")[0]))),
         )
-        chosen = settings or EpisodeSettings(call_s=20.0, episode_s=60.0)
+        chosen = settings or Rollout(call_s=20.0, episode_s=60.0)
         sampler = Sampler(context, concurrency=concurrency, settings=lambda: chosen, tick=lambda: None)
         running = asyncio.create_task(sampler.run(), name=name)
         try:

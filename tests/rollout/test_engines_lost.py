@@ -14,13 +14,13 @@ import msgspec
 import pytest
 import torch
 
+from agentrl.config.data_plane import Rollout
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Canary
 from agentrl.engines.embedded.decoder import Model
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError
-from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.store import service_registry
 from agentrl.store.documents import Record
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
@@ -103,7 +103,7 @@ async def test_one_of_two_engines_is_killed_under_sixty_four_calls(
     for _ in range(CALLS // 16):
         await stage.task(n=16, agent_name="single_turn_agent", sampling={"max_tokens_per_call": 150, "context": 256})
     second = published(tmp_path, 2)
-    patient = EpisodeSettings(call_s=200.0, episode_s=400.0)
+    patient = Rollout(call_s=200.0, episode_s=400.0)
     # Paused engines end no call, however fast they are and however slow the machine is.
     await at_all_engines(stage, lambda engine: engine.pause("in_place"))
     async with stage.sampler(concurrency=CALLS, settings=patient):

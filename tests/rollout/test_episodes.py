@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.data_plane import Rollout
 from agentrl.environments.rubric import Score
 from agentrl.policies.outcomes import Blame, Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.episode import SECOND_CALL, Episode, Reply
-from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.store import calls as stored_calls
 from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
@@ -157,7 +157,7 @@ async def test_an_episode_at_its_deadline_is_at_a_limit_of_the_policy_unless_the
     reply = iter(["<tool_call>broken"])
     await stage.engine(lambda got: next(reply, None) or silent(got))
     await stage.task(n=1)
-    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=2, episode_timeout_means=means)):
+    async with stage.sampler(settings=Rollout(call_s=20, episode_s=2, episode_timeout_means=means)):
         record = await stage.one()
     assert (record.status, record.outcome, record.outcome_class) == (status, outcome, kind)
     assert (record.error, record.turns) == ("it took longer than 2 s", 1)
@@ -170,7 +170,7 @@ async def test_an_episode_at_its_deadline_is_at_a_limit_of_the_policy_unless_the
 async def test_waiting_for_an_engine_does_not_count_as_time_of_the_episode(stage: Stage) -> None:
     await stage.engine(silent, version=1)
     await stage.task(n=1, purpose="eval", version=2)
-    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=1)):
+    async with stage.sampler(settings=Rollout(call_s=20, episode_s=1)):
         wait = ("an engine that holds version 2", "engine")
         await aeventually(lambda: wait in stage.waits, what="the episode waits for an engine")
         deadline = asyncio.get_running_loop().time() + 1.5
@@ -190,7 +190,7 @@ async def test_time_of_failed_engines_does_not_count_as_time_of_the_episode(stag
     reply = iter([breaks_late, breaks_late, lambda got: "<answer>3</answer>"])
     await stage.engine(lambda got: next(reply)(got))
     await stage.task(n=1)
-    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=1.3)):
+    async with stage.sampler(settings=Rollout(call_s=20, episode_s=1.3)):
         record = await stage.one()
     assert record.outcome == "answered", record.error
 
@@ -198,7 +198,7 @@ async def test_time_of_failed_engines_does_not_count_as_time_of_the_episode(stag
 async def test_an_episode_without_a_token_fails_at_its_deadline_and_leaves_nothing_open(stage: Stage) -> None:
     await stage.engine(silent)
     await stage.task(n=1)
-    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=3)):
+    async with stage.sampler(settings=Rollout(call_s=20, episode_s=3)):
         record = await stage.one()
     assert (record.status, record.outcome) == ("failed", "episode_timeout")
     assert not await stage.open_ends()
@@ -215,7 +215,7 @@ async def test_a_call_ends_at_its_deadline_with_its_output(stage: Stage) -> None
     engine = await stage.engine(slow)
     engine.partly = "it costs"
     await stage.task(n=1)
-    async with stage.sampler(settings=EpisodeSettings(call_s=0.3, episode_s=60)):
+    async with stage.sampler(settings=Rollout(call_s=0.3, episode_s=60)):
         record = await stage.one()
     assert (record.outcome, record.score) == ("answered", 1.0)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.data_plane import Rollout
 from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
@@ -26,7 +27,6 @@ from agentrl.protocol.wire import raw
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.steward import admission, group_upkeep
 from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
@@ -228,7 +228,7 @@ async def test_fork_that_generated_nothing_before_its_deadline_is_no_fault_of_th
 
     (engine,) = stage.made_engines
     engine.says = never
-    settings = EpisodeSettings(call_s=20, episode_s=2, episode_timeout_means="policy")
+    settings = Rollout(call_s=20, episode_s=2, episode_timeout_means="policy")
     async with stage.sampler("sampler-1.1", settings=settings):
         record = await failure(stage, _id=id)
     assert (record.outcome, record.turns) == ("episode_timeout", 2), "both turns are of the trunk"

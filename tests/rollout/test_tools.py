@@ -11,12 +11,12 @@ import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, mcp_attributes
 
 from agentrl.chat.tool_call_parsers import Call
+from agentrl.config.data_plane import Rollout
 from agentrl.config.tracing import Tracing
 from agentrl.policies.outcomes import Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.tool_calls import RETRY_S, offer
 from agentrl.steward import dead_owners
@@ -350,7 +350,7 @@ async def test_a_refused_request_is_repeated_where_that_helps(
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
     await stage.engine(first(calls("echo(text='pear')")))
     await stage.task(n=1)
-    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=episode_s)):
+    async with stage.sampler(settings=Rollout(call_s=20, episode_s=episode_s)):
         record = await stage.one()
     assert record.outcome == outcome, record.error
     assert [call.result for call in await stage.tool_calls()] == [

@@ -7,12 +7,13 @@ import math
 
 import pytest
 
+from agentrl.config import reward_watch as section
 from agentrl.environments.rubric import Score
 from agentrl.rollout import record_ending, scorers, watchers
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.tool_agent import ToolAgent
 from agentrl.steward.reward_watch import RewardWatch
-from agentrl.steward.settings import EnvironmentSettings, RewardWatchSettings, StewardSettings
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database
 from agentrl.store.document_ids import call_id
@@ -37,7 +38,7 @@ async def test_signs_are_read_from_stored_records_and_compared_with_their_limits
         await db.update_many("Record", {"_id": record["_id"]}, {"$set": {"score_parts": parts}})
     settings = StewardSettings(
         environments={"shop": EnvironmentSettings(watchers=("polite",)), "other": EnvironmentSettings()},
-        reward_watch=RewardWatchSettings(votes=None),
+        reward_watch=section.RewardWatch(votes=None),
     )
     watch = RewardWatch(db)
     numbers = await watch.look(settings)
@@ -51,7 +52,7 @@ async def test_signs_are_read_from_stored_records_and_compared_with_their_limits
     assert numbers["watcher_over_limit/shop/polite"] == 0.0
     assert numbers["watcher_now/shop/polite"] == 0.5
     await db.update_many("Record", {"score": 1.0}, {"$set": {"score": 0.5}})
-    limit = RewardWatchSettings(group_repeats=0.25)
+    limit = section.RewardWatch(group_repeats=0.25)
     assert (await watch.look(settings.changed(reward_watch=limit)))["repeats_within_over_limit/shop"] == 2.0
     await db.update_many("Record", {"score": 0.5}, {"$set": {"score": 1.0}})
     await db.update_many(CALLS, {}, {"$set": {"text": ""}})

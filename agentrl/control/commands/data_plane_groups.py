@@ -2,7 +2,8 @@
 
 Invariants:
 - The functions are pure.
-- A group is replaced if and only if a section that its processes read at their start changed.
+- A group is replaced if and only if a setting that its processes read at their start changed. The fields of the run
+  file say who reads them (`read_by`).
 - A group is ready before the groups that need it and stopped after them.
 """
 
@@ -12,52 +13,22 @@ import hashlib
 import json
 from collections.abc import Iterator
 
+from agentrl.config import readers
 from agentrl.config.hosts import hosts_that_run, need_tunnels, private_addresses
-from agentrl.config.other_models import LIVE_SECTIONS
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import variable_of
-from agentrl.config.serialization import config_to_plain
+from agentrl.config.serialization import config_to_plain, secret_files
 from agentrl.config.server_arguments import gpus_of
 from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
 from agentrl.tracing import log_format
 
 SETTINGS_VARIABLE = "AGENTRL_SETTINGS"
-"""A digest of the sections that a role reads. A changed digest replaces its units."""
-
-_OF_GROUPS = tuple(
-    f"training.{key}"
-    for key in (
-        "advantage",
-        "cap_malformed",
-        "divide_by_std",
-        "limits",
-        "min_range",
-        "min_valid",
-        "overlong",
-        "sign_clip",
-        "turn_discount",
-        "turn_spread",
-    )
-)
-"""The settings that decide when tasks close, and with which advantages. Samplers close most tasks."""
+"""A digest of the settings that a role reads. A changed digest replaces its units."""
 
 READ_ONLY = ("--read-only",)
 
-_READS: dict[Role, tuple[str, ...]] = {
-    Role.STEWARD: ("mongo", "environments", "curriculum", "sampling", "rollout", "training", "evaluation", "retention"),
-    Role.TOOLBOX: ("mongo", "tools", "outside"),
-    Role.ENGINE: ("mongo", "model", "engines"),
-    Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling", *_OF_GROUPS),
-    Role.TRAINER: ("mongo", "model", "environments", "sampling", "training", "evaluation", "retention"),
-}
-_READS_WITHOUT_VARIABLES: dict[Role, tuple[str, ...]] = {
-    Role.STEWARD: ("model.images", "tools", "reward_watch"),
-    Role.TOOLBOX: ("rollout.episode_s",),
-    Role.ENGINE: ("sampling.context", "evaluation.engine"),
-    Role.SAMPLER: ("tools", "curriculum", "training.random"),
-    Role.TRAINER: ("engines.kind", "engines.takes_turns", "rollout.episode_s", "rollout.max_in_flight"),
-}
-"""More that a role reads. The variables that these sections name are secrets of other roles."""
+STARTS_PROGRAMS = (Role.TOOLBOX, Role.SAMPLER)
+"""Roles that start programs which may not read the secret files of the run, whichever section names them."""
 _NEEDS: dict[Role, tuple[Role, ...]] = {
     Role.STEWARD: (),
     Role.TOOLBOX: (),
@@ -101,7 +72,7 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         env={
             **_inherited(role, config, plain),
             **({log_format.VARIABLE: config.logs} if config.logs else {}),
-            SETTINGS_VARIABLE: _digest(plain, (*_reads(role, config), *_READS_WITHOUT_VARIABLES[role])),
+            SETTINGS_VARIABLE: _digest(role, config, plain),
         },
         cwd=run_dir,
         hosts=hosts_that_run(role.value, config.all_hosts),
@@ -122,14 +93,9 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
 
 
 def _inherited(role: Role, config: RunConfig, plain: dict[str, object]) -> dict[str, str]:
-    """The variables that the run file names: in `inherit`, and in the sections that the role reads. The variable of the
+    """The variables that the run file names: in `inherit`, and in the settings that the role reads. The variable of the
     database is not among them: the coordinator reads it and passes the URL to each host in a file."""
-    sections = [section for section in _reads(role, config) if section != "mongo"]
-    if role is Role.SAMPLER:
-        # These sections are not in the digest, because samplers read them again. But a variable must exist when a
-        # process starts.
-        sections += LIVE_SECTIONS
-    named = {variable_of(text) for section in sections for text in _texts(_at(plain, section))} - {""}
+    named = {variable_of(text) for text in _texts(readers.resolved(plain, role))} - {""}
     return {name: f"env:{name}" for name in sorted({*config.inherit, *named})}
 
 
@@ -156,19 +122,13 @@ def _gpus(role: Role, config: RunConfig) -> int | float:
     return 0
 
 
-def _reads(role: Role, config: RunConfig) -> tuple[str, ...]:
-    # A unit learns the names of services only at its start, and they differ with tunnels.
-    traced = ("tracing",) if config.tracing.endpoint else ()
-    return (*_READS[role], *(("hosts",) if need_tunnels(config.all_hosts) else ()), *traced)
-
-
-def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:
-    read = {name: _at(plain, name) for name in sections}
+def _digest(role: Role, config: RunConfig, plain: dict[str, object]) -> str:
+    read = {
+        "read": readers.read_at_start(plain, role),
+        # Units get these by other ways than the configuration: the URL of the database in a file, and with tunnels the
+        # names of services in variables.
+        "mongo": plain.get("mongo"),
+        "hosts": plain.get("hosts") if need_tunnels(config.all_hosts) else None,
+        "secret files": [str(file) for file in secret_files(config)] if role in STARTS_PROGRAMS else None,
+    }
     return hashlib.sha256(json.dumps(read, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _at(plain: object, name: str) -> object:
-    """A section, or one key of it (`section.key`)."""
-    for key in name.split("."):
-        plain = plain.get(key) if isinstance(plain, dict) else None
-    return plain

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from agentrl.chat.tool_specs import ToolSpec
+from agentrl.config.data_plane import Rollout
 from agentrl.environments import user_places
 from agentrl.environments.environment import Environment
 from agentrl.environments.other_models import OtherModelError
@@ -30,7 +31,7 @@ from agentrl.rollout.contract.findings import Findings
 from agentrl.rollout.contract.scripted_model import ScriptedModel
 from agentrl.rollout.contract.tool_preflight import Preflight
 from agentrl.rollout.episode_errors import EndedError
-from agentrl.rollout.episode_run import EpisodeSettings, Surroundings
+from agentrl.rollout.episode_run import Surroundings
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.trial import Acted
 from agentrl.rollout.user_code_faults import described
@@ -197,7 +198,7 @@ class Kit:
         right = script.answered(task.answer_schema, task.answer)
         turns = list(texts) if texts is not None else script.usual(self._config.parser, self._specs, right)
         self._model.write(record, turns)
-        settings = EpisodeSettings(
+        settings = Rollout(
             max_turns=max(len(turns) + 2, self._config.max_turns),
             call_s=self._at_most_s,
             tool_s=self._at_most_s,
