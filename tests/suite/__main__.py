@@ -117,6 +117,7 @@ def main() -> int:
     begun_at = time.monotonic()
     results = Results()
     progress = Progress(options.lanes, results)
+    progress.say(f"{len(files)} files in {len(batches)} batches for {options.lanes} lanes. Importing what they share.")
     if not options.bare:
         lanes.preload()
     os.chdir(options.root)
@@ -133,7 +134,7 @@ def main() -> int:
         shutil.rmtree(directory, ignore_errors=True)
     if options.record:
         schedule.write_record(
-            {**{file: cost for file, cost in costs.items() if (ROOT / file).exists()}, **results.costs}
+            {file: cost for file, cost in schedule.recorded().items() if (ROOT / file).exists()} | results.costs
         )
     parts = (
         summary.skipped(results.skip_reasons),
@@ -156,7 +157,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder that the paths are relative to")
     parser.add_argument("--bare", action="store_true", help="import nothing and start no database server beforehand")
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="more arguments of pytest")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if missing := [path for path in options.paths if not (options.root / path).exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
+    return options
 
 
 @contextlib.contextmanager
