@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import selectors
 import shutil
@@ -113,7 +114,7 @@ def main() -> int:
     options = _options()
     files = schedule.files_at(options.root, options.paths, without=ELSEWHERE)
     costs = schedule.recorded()
-    batches = schedule.batches(files, costs)
+    batches = schedule.batches(files, costs, options.root)
     begun_at = time.monotonic()
     results = Results()
     progress = Progress(options.lanes, results)
@@ -128,14 +129,12 @@ def main() -> int:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: suite.interrupt())
             suite.run(batches)
-            unsteady = [] if suite.ended_early else second_look(suite, results, costs)
+            unsteady = [] if suite.ended_early else second_look(suite, results, costs, options.root)
     finally:
         progress.end()
         shutil.rmtree(directory, ignore_errors=True)
     if options.record:
-        schedule.write_record(
-            {file: cost for file, cost in schedule.recorded().items() if (ROOT / file).exists()} | results.costs
-        )
+        schedule.add_to_record(results.costs)
     parts = (
         summary.skipped(results.skip_reasons),
         summary.left_behind(results.left_behind),
@@ -143,8 +142,8 @@ def main() -> int:
         summary.failures("unsteady: failed at first, and passed by themselves", unsteady),
         summary.failures("what failed", results.failures),
     )
-    for part in parts:
-        print(*part, sep="\n")
+    for line in itertools.chain(*parts):
+        print(line)
     print(summary.counts(results))
     return 0 if results.passed and not results.failures and not suite.ended_early else 1
 
