@@ -19,6 +19,9 @@ settings.register_profile("many", max_examples=3000, deadline=None, print_blob=T
 """More examples, for tests that leave their number to the profile: `pytest tests/supervision --hypothesis-profile=many
 --timeout=0`."""
 
+settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
+"""Few and always the same examples, for `make check`."""
+
 
 # Lanes of tests share the cores, so the threads of one computation would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

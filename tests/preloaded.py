@@ -4,7 +4,7 @@ Tests run hundreds of commands, and most of the time of each goes into imports. 
 command is a fork of it with its own arguments, environment, directory and streams.
 
 Invariants:
-- A command is a process of its own, and shares nothing with the next one.
+- A command is a process of its own, and shares nothing with the next one. So is each program of agentrl that it starts.
 - The server starts no thread and opens nothing before it forks; it ends with the process that started it.
 - The whole suite has a server per lane, which the lane forks from the process that imported everything once.
 - If the server or a fork ends before its command, the caller gets an error, and the next command gets a new server.
@@ -17,10 +17,12 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import importlib
 import json
 import os
 import pkgutil
+import runpy
 import select
 import signal
 import socket
@@ -29,13 +31,18 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "TESTS_COMMAND_SERVER"
 """The variable with the address of the server of a lane. Without it a process of tests starts its own server."""
+PROGRAMS = (
+    *("agentrl.doctor", "agentrl.control.offline_events", "agentrl.control.other_hosts"),
+    *("agentrl.store.run_wipe", "daemons.tool_preflight"),
+)
+"""The programs of agentrl that commands start, and whose imports take longer than they do."""
 LARGEST = 2**20
 PING = b"ping"
 ENDS_WITHIN_S = 5.0
@@ -190,7 +197,8 @@ def _reap_forks() -> None:
 def import_everything() -> None:
     package = importlib.import_module("agentrl.cli")
     names = [f"agentrl.cli.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-    for name in (*names, *ALSO):
+    programs = (f"{name}.__main__" if name == "agentrl.doctor" else name for name in PROGRAMS)
+    for name in (*names, *ALSO, *programs):
         importlib.import_module(name)
 
 
@@ -214,17 +222,31 @@ def _execute(connection: socket.socket) -> None:
 
 def _become(order: dict[str, Any], streams: Sequence[int]) -> None:
     """What `python -m agentrl` does from here on."""
-    code = 1
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for descriptor, stream in enumerate(streams):
-            os.dup2(stream, descriptor)
-        os.closerange(3, max(streams) + 1)
+
+    def command() -> int:
+        _fork_programs()
         os.environ.clear()
         os.environ.update(order["env"])
         os.chdir(order["cwd"])
         sys.argv = ["agentrl", *order["arguments"]]
-        code = importlib.import_module("agentrl.cli.app").run(order["arguments"])
+        return int(importlib.import_module("agentrl.cli.app").run(order["arguments"]))
+
+    _live(command, streams)
+
+
+def _live(program: Callable[[], object], streams: Sequence[int]) -> NoReturn:
+    """Run a program to its end in this fork, with these streams and no other descriptor."""
+    code: object = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for descriptor, stream in enumerate(streams):
+            os.dup2(stream, descriptor)
+        os.closerange(3, 1 << 16)
+        try:
+            code = program()
+        except SystemExit as end:
+            code = end.code
         # `os._exit` skips this part of the normal end of an interpreter.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -234,7 +256,41 @@ def _become(order: dict[str, Any], streams: Sequence[int]) -> None:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        os._exit(code)
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _fork_programs() -> None:
+    """A program of agentrl that this command starts is a fork as well, with the arguments, environment, directory and
+    streams that it would get."""
+    execute = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def fork_or_execute(command: Sequence[bytes | str], *rest: Any) -> int:
+        words = [os.fsdecode(word) for word in command]
+        _, _, passed, cwd, env, read, _, _, out, _, err, *_ = rest
+        if words[:2] != [sys.executable, "-m"] or words[2] not in PROGRAMS or passed:
+            return int(execute(command, *rest))
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+
+        def program() -> None:
+            if cwd is not None:
+                os.chdir(cwd)
+            if env is not None:
+                os.environ.clear()
+                os.environ.update(dict(os.fsdecode(pair).split("=", 1) for pair in env))
+            sys.argv = words[2:]
+            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+
+        # Above the three that they become, because one of them may be the number of another.
+        streams = [
+            fcntl.fcntl(number if number >= 0 else own, fcntl.F_DUPFD, 16)
+            for own, number in enumerate((read, out, err))
+        ]
+        _live(program, streams)
+
+    subprocess._fork_exec = fork_or_execute  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

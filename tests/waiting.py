@@ -3,6 +3,7 @@
 Invariants:
 - Every wait has a deadline, and a failed wait names its condition and the last value.
 - The deadline only allows for a busy machine; speed is measured by the benchmarks.
+- A look that takes long is repeated less often, so waiting takes no more than about a tenth of a processor.
 - A condition may read missing things, such as a row or a field. Errors of the product are raised at once.
 """
 
@@ -18,6 +19,8 @@ from typing import TypeVar
 T = TypeVar("T")
 PATIENCE_S = 60.0
 """Long, for a busy machine; a wait ends when its condition holds."""
+LOOK_EVERY_S = 0.02
+LONGEST_PAUSE_S = 0.25
 _NOT_THERE = (LookupError, AttributeError, TypeError, ValueError, StopIteration, RuntimeError, FileNotFoundError)
 """Errors of a condition that reads a missing thing; a StopIteration in a coroutine becomes a RuntimeError."""
 _ROOT = Path(__file__).parents[1]
@@ -25,7 +28,7 @@ _PRODUCT = tuple(f"{_ROOT / room}/" for room in ("agentrl", "assets", "daemons",
 
 
 def eventually(
-    predicate: Callable[[], T | None], *, within_s: float = PATIENCE_S, every_s: float = 0.02, what: str = ""
+    predicate: Callable[[], T | None], *, within_s: float = PATIENCE_S, every_s: float = LOOK_EVERY_S, what: str = ""
 ) -> T:
     """The first truthy answer of `predicate`. Raises AssertionError after the deadline.
 
@@ -34,6 +37,7 @@ def eventually(
     deadline = time.monotonic() + within_s
     while True:
         seen: object
+        begun_at = time.monotonic()
         try:
             answer = predicate()
             if answer:
@@ -47,20 +51,21 @@ def eventually(
             raise AssertionError(_too_late(predicate, what, within_s, seen)) from (
                 seen if isinstance(seen, Exception) else None
             )
-        time.sleep(every_s)
+        time.sleep(_pause_s(every_s, time.monotonic() - begun_at))
 
 
 async def aeventually(
     predicate: Callable[[], T | Awaitable[T | None] | None],
     *,
     within_s: float = PATIENCE_S,
-    every_s: float = 0.02,
+    every_s: float = LOOK_EVERY_S,
     what: str = "",
 ) -> T:
     """Like `eventually`, without blocking the loop; `predicate` may be a plain or an async function."""
     deadline = time.monotonic() + within_s
     while True:
         seen: object
+        begun_at = time.monotonic()
         try:
             answer = predicate()
             if isinstance(answer, Awaitable):
@@ -76,7 +81,12 @@ async def aeventually(
             raise AssertionError(_too_late(predicate, what, within_s, seen)) from (
                 seen if isinstance(seen, Exception) else None
             )
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(_pause_s(every_s, time.monotonic() - begun_at))
+
+
+def _pause_s(every_s: float, look_s: float) -> float:
+    """A caller that asks for shorter pauses looks for something that does not last."""
+    return every_s if every_s < LOOK_EVERY_S else max(every_s, min(LONGEST_PAUSE_S, 9 * look_s))
 
 
 def _too_late(predicate: object, what: str, within_s: float, seen: object) -> str:

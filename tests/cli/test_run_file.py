@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -201,16 +202,15 @@ def test_up_of_a_file_without_units_stops_a_live_run(shell: Shell) -> None:
     shell("up", "bare.yaml", "--dry-run")
 
 
-@pytest.mark.parametrize(
-    ("named", "sentence"),
-    [
-        ("gone.py", "rollout.code: there is no file {folder}/gone.py."),
-        ("agents.txt", "rollout.code: {folder}/agents.txt is no Python file."),
-        (".", "rollout.code: {folder} is no Python file."),
-        ("wrong.py", "rollout.code: {folder}/wrong.py, line 1, column 9: SyntaxError: '(' was never closed."),
-    ],
-)
-def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, named: str, sentence: str) -> None:
+UNREADABLE = {
+    "gone.py": "rollout.code: there is no file {folder}/gone.py.",
+    "agents.txt": "rollout.code: {folder}/agents.txt is no Python file.",
+    ".": "rollout.code: {folder} is no Python file.",
+    "wrong.py": "rollout.code: {folder}/wrong.py, line 1, column 9: SyntaxError: '(' was never closed.",
+}
+
+
+def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell) -> None:
     folder = shell.home.parent
     (folder / "rows.jsonl").write_text(FINE)
     (folder / "agents.txt").touch()
@@ -219,33 +219,34 @@ def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, na
     file = folder / "learns.yaml"
     file.write_text(f"{TRAINS}rollout: {{code: [agents.py]}}\n")
     shell("config", "check", "learns.yaml")
-    file.write_text(f"{TRAINS}rollout: {{code: [agents.py, {named}]}}\n")
+    file.write_text(f"{TRAINS}rollout: {{code: [agents.py, {', '.join(UNREADABLE)}]}}\n")
+    refused_before_the_start(shell, [sentence.format(folder=folder) for sentence in UNREADABLE.values()])
+
+
+def refused_before_the_start(shell: Shell, sentences: Sequence[str]) -> None:
+    """Check, up and doctor name exactly these problems, and nothing is started."""
     for verb in (("config", "check"), ("up",)):
-        assert sentence.format(folder=folder) in shell(*verb, "learns.yaml", expect=ExitCode.CONFIG).err
-    checks = {each["name"]: each for each in shell("doctor", "learns.yaml", "--json", expect=None).json}
-    assert checks["files"]["sentence"] == sentence.format(folder=folder)
+        error = shell(*verb, "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]["message"]
+        assert [error.count(sentence) for sentence in sentences] == [1] * len(sentences), error
+    checks = shell("doctor", "learns.yaml", "--json", expect=None).json
+    assert [check["sentence"] for check in checks if check["name"] == "files"] == sentences
     assert not list(shell.home.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("server", "sentence"),
-    [
-        ("command: no-such-program", "tools.mine.command: there is no program no-such-program on the PATH."),
-        ("command: ./server", "tools.mine.command: there is no program ./server."),
-        (
-            "command: '{python} -m no_such_package.server'",
-            "tools.mine.command: there is no module no_such_package.",
-        ),
-        ("command: 'sh gone.sh'", "tools.mine.command: there is no file {folder}/gone.sh."),
-        ("command: '{python} -u gone.py --x'", "tools.mine.command: there is no file {folder}/gone.py."),
-        (
-            "command: '{python} wrong.py'",
-            "tools.mine.command: {folder}/wrong.py, line 1, column 9: SyntaxError: '(' was never closed.",
-        ),
-        ("command: '{python} -m x', cwd: gone", "tools.mine.cwd: there is no directory {folder}/gone."),
-    ],
-)
-def test_tool_server_that_cannot_be_started_is_an_error(shell: Shell, server: str, sentence: str) -> None:
+SERVERS_THAT_CANNOT_START = {
+    "command: no-such-program": "command: there is no program no-such-program on the PATH.",
+    "command: ./server": "command: there is no program ./server.",
+    "command: '{python} -m no_such_package.server'": "command: there is no module no_such_package.",
+    "command: 'sh gone.sh'": "command: there is no file {folder}/gone.sh.",
+    "command: '{python} -u gone.py --x'": "command: there is no file {folder}/gone.py.",
+    "command: '{python} wrong.py'": (
+        "command: {folder}/wrong.py, line 1, column 9: SyntaxError: '(' was never closed."
+    ),
+    "command: '{python} -m x', cwd: gone": "cwd: there is no directory {folder}/gone.",
+}
+
+
+def test_tool_server_that_cannot_be_started_is_an_error(shell: Shell) -> None:
     folder = shell.home.parent
     (folder / "rows.jsonl").write_text(FINE)
     (folder / "wrong.py").write_text("def half(\n")
@@ -253,11 +254,10 @@ def test_tool_server_that_cannot_be_started_is_an_error(shell: Shell, server: st
     file = folder / "learns.yaml"
     file.write_text(TRAINS + "tools: {mine: {command: '{python} fine.py'}}\n")
     shell("config", "check", "learns.yaml")
-    file.write_text(f"{TRAINS}tools: {{mine: {{{server}}}}}\n")
-    for verb in (("config", "check"), ("up",)):
-        assert sentence.format(folder=folder) in shell(*verb, "learns.yaml", expect=ExitCode.CONFIG).err
-    checks = {each["name"]: each for each in shell("doctor", "learns.yaml", "--json", expect=None).json}
-    assert checks["files"]["sentence"] == sentence.format(folder=folder)
+    servers = ", ".join(f"t{number}: {{{server}}}" for number, server in enumerate(SERVERS_THAT_CANNOT_START))
+    file.write_text(f"{TRAINS}tools: {{{servers}}}\n")
+    sentences = (sentence.format(folder=folder) for sentence in SERVERS_THAT_CANNOT_START.values())
+    refused_before_the_start(shell, [f"tools.t{number}.{sentence}" for number, sentence in enumerate(sentences)])
 
 
 def test_warm_up_that_cannot_be_read_is_an_error_with_its_place(shell: Shell) -> None:

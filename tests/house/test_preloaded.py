@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -67,6 +69,22 @@ def test_a_killed_waiter_does_not_break_the_next_command(tmp_path: Path, with_it
     eventually(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE, what="its command to end")
     works(tmp_path)
     assert (running().pid == server.pid) is not with_its_server
+
+
+def test_a_program_of_a_command_answers_as_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("name: demo\nsidecars: {web: {command: sleep 1}}\nrollout: {code: [gone.py]}\n")
+    words = ("doctor", "run.yaml", "--json")
+    environ = {**os.environ, "AGENTRL_HOME": str(tmp_path), "PYTHONPATH": str(preloaded.ROOT)}
+    fresh = subprocess.run(
+        [sys.executable, "-m", "agentrl", *words], env=environ, cwd=tmp_path, capture_output=True, check=False
+    )
+    forked = command(*words, cwd=tmp_path)
+    assert forked.returncode == fresh.returncode
+    assert names_in(forked.stdout) == names_in(fresh.stdout.decode())
+
+
+def names_in(output: str) -> list[str]:
+    return [check["name"] for check in json.loads(output)]
 
 
 def never_read(folder: Path) -> Path:

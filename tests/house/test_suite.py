@@ -132,7 +132,7 @@ def test_recorded_files_exist() -> None:
 
 
 def test_cheap_files_of_a_room_share_a_batch() -> None:
-    costs = {f"tests/a/test_{n}.py": Cost(1, 5.0, 1.0) for n in range(3)} | {"tests/b/test_0.py": Cost(1, 90.0, 1.0)}
+    costs = {f"tests/a/test_{n}.py": Cost(1, 14.0, 1.0) for n in range(3)} | {"tests/b/test_0.py": Cost(1, 90.0, 1.0)}
     assert [len(batch.files) for batch in batches(list(costs), costs)] == [1, 2, 1]
 
 
@@ -140,7 +140,7 @@ def test_progress_shows_counts_and_the_time_left() -> None:
     out, results = io.StringIO(), Results(passed=30, skipped=2)
     progress = Progress(2, results, out=out)
     now = time.monotonic()
-    lane = Lane(Batch(("tests/tui/test_a.py",), 100.0, 10), os.getpid(), 0, Path("out"), now - 40.0)
+    lane = Lane(Batch(("tests/tui/test_a.py",), 100.0, 10), os.getpid(), 0, Path("out"), now - 40.0, tests=10)
     progress.show([lane], [Batch(("tests/tui/test_b.py",), 100.0, 8)], now=now)
     line = out.getvalue()
     assert "32 of about 50 tests: 30 passed, 0 failed, 2 skipped · about 1:20 left · tui/test_a" in line

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import selectors
 import shutil
@@ -113,10 +114,11 @@ def main() -> int:
     options = _options()
     files = schedule.files_at(options.root, options.paths, without=ELSEWHERE)
     costs = schedule.recorded()
-    batches = schedule.batches(files, costs)
+    batches = schedule.batches(files, costs, options.root)
     begun_at = time.monotonic()
     results = Results()
     progress = Progress(options.lanes, results)
+    progress.say(f"{len(files)} files in {len(batches)} batches for {options.lanes} lanes. Importing what they share.")
     if not options.bare:
         lanes.preload()
     os.chdir(options.root)
@@ -127,14 +129,12 @@ def main() -> int:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: suite.interrupt())
             suite.run(batches)
-            unsteady = [] if suite.ended_early else second_look(suite, results, costs)
+            unsteady = [] if suite.ended_early else second_look(suite, results, costs, options.root)
     finally:
         progress.end()
         shutil.rmtree(directory, ignore_errors=True)
     if options.record:
-        schedule.write_record(
-            {**{file: cost for file, cost in costs.items() if (ROOT / file).exists()}, **results.costs}
-        )
+        schedule.add_to_record(results.costs)
     parts = (
         summary.skipped(results.skip_reasons),
         summary.left_behind(results.left_behind),
@@ -142,8 +142,8 @@ def main() -> int:
         summary.failures("unsteady: failed at first, and passed by themselves", unsteady),
         summary.failures("what failed", results.failures),
     )
-    for part in parts:
-        print(*part, sep="\n")
+    for line in itertools.chain(*parts):
+        print(line)
     print(summary.counts(results))
     return 0 if results.passed and not results.failures and not suite.ended_early else 1
 
@@ -156,7 +156,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder that the paths are relative to")
     parser.add_argument("--bare", action="store_true", help="import nothing and start no database server beforehand")
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="more arguments of pytest")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if missing := [path for path in options.paths if not (options.root / path).exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
+    return options
 
 
 @contextlib.contextmanager

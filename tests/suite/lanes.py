@@ -67,6 +67,8 @@ class Lane:
     begun_at: float
     now: str = ""
     """The test that runs."""
+    tests: int = 0
+    """How many it has; before they are collected, how many it is expected to have."""
     unread: bytes = b""
     results: dict[str, str] = field(default_factory=dict)
     """The outcome of each test so far."""
@@ -97,7 +99,7 @@ def start(batch: Batch, directory: Path, arguments: Sequence[str], begun_at: flo
         os.close(reading)
         _be_lane(batch, directory, output, arguments, writing)
     os.close(writing)
-    return Lane(batch, pid, reading, output, begun_at)
+    return Lane(batch, pid, reading, output, begun_at, tests=batch.tests)
 
 
 # ---- in the fork ----
@@ -109,6 +111,7 @@ def _be_lane(batch: Batch, directory: Path, output: Path, arguments: Sequence[st
         os.setsid()
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _name("suite-lane")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _redirect(output)
         address = f"agentrl-tests-{os.getpid()}"
         listener = preloaded.listening(f"\0{address}")

@@ -62,7 +62,7 @@ class Progress:
     def _line(self, running: Sequence[Lane], waiting: Sequence[Batch], now: float) -> str:
         counts = self._results
         expected = counts.done + sum(batch.tests for batch in waiting)
-        expected += sum(max(0, lane.batch.tests - len(lane.results)) for lane in running)
+        expected += sum(max(0, lane.tests - len(lane.results)) for lane in running)
         left_s = self._left_s(running, waiting, now)
         return (
             f"{clock(now - self._begun_at)}  {counts.done:,} of about {expected:,} tests: {counts.passed:,} passed, "

@@ -55,7 +55,9 @@ class Results:
     def receive(self, lane: Lane, message: dict[str, Any]) -> Failure | None:
         """Add one message of a lane. Returns the failure that it reports, if any."""
         kind, test = message.pop("kind"), message.get("test", "")
-        if kind == "begun":
+        if kind == "collected":
+            lane.tests = message["tests"]
+        elif kind == "begun":
             lane.now = test
         elif kind == "failed":
             lane.results[test] = kind

@@ -8,6 +8,7 @@ again if more than two tests failed or if a chaos test failed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.suite import schedule
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MOST = 2
 
 
-def second_look(suite: Suite, results: Results, costs: Mapping[str, Cost]) -> list[Failure]:
+def second_look(suite: Suite, results: Results, costs: Mapping[str, Cost], root: Path) -> list[Failure]:
     """The failures that did not come again, which are no longer among the results."""
     first = results.failures
     files = sorted({failure.file for failure in first})
@@ -29,7 +30,7 @@ def second_look(suite: Suite, results: Results, costs: Mapping[str, Cost]) -> li
     results.failures = []
     before = results.passed, results.skipped
     tests = {failure.test for failure in first}
-    suite.run(schedule.batches(files, costs))
+    suite.run(schedule.batches(files, costs, root))
     results.passed, results.skipped = before
     if results.failures:
         results.failures = first
