@@ -110,4 +110,4 @@ async def test_an_episode_that_cannot_begin_gives_its_session_back(server: tuple
     environment = Environment(url, {}, 1, 0)
     with pytest.raises(RefusedError, match="no such seed"):
         await environment.begin({"seed": -1})
-    await aeventually(lambda: guessing.sessions == 0, within_s=10.0, what="the session is free")
+    await aeventually(lambda: guessing.sessions == 0, what="the session is free")

@@ -485,4 +485,6 @@ async def test_one_deadline_holds_for_the_operation_and_the_first_version(monkey
 
     monkeypatch.setattr(up_wait, "unit_rows", units)
     passed = time.monotonic() - 1.0
-    await asyncio.wait_for(up_wait.until_complete(Cli(json=True, timeout_s=1000.0), cast(Any, None), passed), 10.0)
+    await asyncio.wait_for(
+        up_wait.until_complete(Cli(json=True, timeout_s=1000.0), cast(Any, None), passed), PATIENCE_S
+    )

@@ -86,7 +86,6 @@ def test_undo_leaves_agent_and_coordinator_to_an_up_that_superseded_its_down(
         return []
 
     monkeypatch.setattr(up_transaction, "end", end)
-    monkeypatch.setattr(up_transaction, "_UNDONE_WITHIN_S", 1.0)
     with Scripted(tmp_path / "home") as coordinator:
         coordinator.rows["host"] = HostRow("here", "up")
         coordinator.rows["run"] = RunRow("demo", coordinator.uuid, "stopped", desired="down")

@@ -328,14 +328,17 @@ async def test_a_body_that_is_too_long_is_refused(raw: HttpClient) -> None:
 
 
 async def test_the_loop_answers_while_the_engine_computes(client: HttpEngine) -> None:
-    calls = [
-        asyncio.create_task(client.generate(EngineCall(f"r{n}/c0", [n, 5], LONG, deadline_s=120))) for n in range(16)
-    ]
-    await aeventually(lambda: under_way(client))
-    for _ in range(10):
-        assert await client.health()
-    await client.abort("")
-    assert {(await call).finish for call in calls} == {"abort"}
+    async def computes_all_the_while() -> bool:
+        calls = [
+            asyncio.create_task(client.generate(EngineCall(f"r{n}/c0", [n, 5], LONG, deadline_s=120)))
+            for n in range(16)
+        ]
+        for _ in range(10):
+            assert await client.health()
+        await client.abort("")
+        return {(await call).finish for call in calls} == {"abort"}
+
+    await aeventually(computes_all_the_while, what="ten answers during calls that have not ended by themselves")
 
 
 @pytest.mark.usefixtures("slowly")

@@ -172,14 +172,14 @@ async def test_an_environment_with_a_list_of_hosts_reaches_only_these(program: F
 async def test_an_environment_that_ends_its_process_costs_only_its_own_episodes(
     program: FileProgram, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(player_process, "STANDS_STILL_S", 2.0)
+    monkeypatch.setattr(player_process, "STANDS_STILL_S", 4.0)
     confined = dataclasses.replace(program.confined, sandbox=tool_sandbox.required("process"))
     calm = FileProgram(str(project / "calm.py"), "mine", OWN_PYTHON, confined)
     ends = {
         "dies": "its program was ended by SIGKILL",
         "crashes": "its program was ended by SIGSEGV",
         "lies": "an answer of its program cannot be read: it answers 10000",
-        "spins": "it holds up its own process for 2 s",
+        "spins": "it holds up its own process for 4 s",
     }
     released = asyncio.Event()
 

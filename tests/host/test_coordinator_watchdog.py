@@ -237,7 +237,8 @@ async def test_stopped_coordinator_is_continued_once_and_replaced_if_it_stays_si
         watchdog.received(WELCOME, no_reply)
         # A continued process needs processor time before it sleeps again.
         await aeventually(lambda: state_of(first) != "T")
-        (trouble,) = reports_of(watchdog)
+        # On a busy machine it may have been replaced meanwhile, which is a second report.
+        trouble = reports_of(watchdog)[0]
         assert (trouble.pid, trouble.exit) == (first, None)
         assert "stopped" in trouble.what
         await aeventually(lambda: watchdog.pid not in (0, first))

@@ -140,10 +140,7 @@ async def test_helper_that_died_is_replaced(tmp_path: Path) -> None:
         assert spawns.helper not in (0, first)
 
 
-async def test_helper_that_hangs_delays_one_start_and_nothing_runs_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_spawner, "_REPLY_WITHIN_S", 2.0)
+async def test_helper_that_hangs_delays_one_start_and_nothing_runs_twice(tmp_path: Path) -> None:
     async with spawning(tmp_path) as spawns:
         await spawns.output_of("true")
         os.kill(spawns.helper, signal.SIGSTOP)
@@ -153,7 +150,6 @@ async def test_helper_that_hangs_delays_one_start_and_nothing_runs_twice(
 async def test_second_helper_that_hangs_fails_one_start_and_later_starts_get_their_own_pids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_spawner, "_REPLY_WITHIN_S", 1.0)
     helpers: list[subprocess.Popen[bytes]] = []
     start_helper = subprocess.Popen
 
@@ -165,6 +161,7 @@ async def test_second_helper_that_hangs_fails_one_start_and_later_starts_get_the
     async with spawning(tmp_path) as spawns:
         with monkeypatch.context() as patched:
             patched.setattr(subprocess, "Popen", start_stopped)
+            patched.setattr(process_spawner, "_REPLY_WITHIN_S", 1.0)
             with pytest.raises(OSError, match="failed twice") as failed:
                 spawns.start("/bin/sh", "-c", "echo never")
         assert failed.value.errno == errno.EAGAIN
@@ -191,8 +188,7 @@ async def test_helper_that_was_replaced_leaves_its_children_to_the_agent(tmp_pat
         assert (await aeventually(lambda: spawns.ended.get(process.pid))).code == 5
 
 
-async def test_helper_that_hangs_does_not_hide_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_spawner, "_REPLY_WITHIN_S", 2.0)
+async def test_helper_that_hangs_does_not_hide_a_status(tmp_path: Path) -> None:
     async with spawning(tmp_path) as spawns:
         process = spawns.start("/bin/sh", "-c", "exit 5")
         os.kill(spawns.helper, signal.SIGSTOP)

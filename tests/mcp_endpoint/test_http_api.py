@@ -16,6 +16,7 @@ from agentrl.protocol.tool_commands import ListToolSessions
 from agentrl.toolbox.tool_manager import ToolManager
 from tests.mcp_endpoint.test_mcp_listener import TOKENS, served
 from tests.toolbox.conftest import MakeToolbox, faulty
+from tests.waiting import PATIENCE_S
 
 
 class Documented(httpx2.AsyncClient):
@@ -53,7 +54,7 @@ def test_document_is_valid() -> None:
 
 async def test_a_program_lists_opens_calls_and_closes(make: MakeToolbox, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "toolbox")
-    async with make({"faulty": faulty(timeout_s=1.0), "other": faulty()}) as hands, served(hands, sessions=1) as url:
+    async with make({"faulty": faulty(), "other": faulty()}) as hands, served(hands, sessions=1) as url:
         base = url.removesuffix("/mcp")
         await hands.open("episode", "faulty", "other")
         async with Documented(base_url=base, headers={"Authorization": f"Bearer {TOKENS['notebook']}"}) as http:
@@ -75,7 +76,7 @@ async def test_a_program_lists_opens_calls_and_closes(make: MakeToolbox, caplog:
             refused = await http.ask("POST", "/mcpapi/tool/faulty.refuse", {**call, "call": "b"})
             assert (refused["status"], refused["content"]) == ("tool_error", "x")
             await http.ask("POST", "/mcpapi/tool/faulty.fail", {**none, "call": "c"}, 502)
-            slow = {**none, "call": "d", "arguments": {"path": "/dev/null", "seconds": 30}}
+            slow = {**none, "call": "d", "arguments": {"path": "/dev/null", "seconds": 60}, "timeout_s": 1.0}
             await http.ask("POST", "/mcpapi/tool/faulty.note", slow, 504)
             (row,) = [each for each in ToolManager(hands.toolbox).sessions(ListToolSessions()) if each.replays]
             assert (row.id, row.calls, row.failed) == ("outside/notebook/http/s/1", 4, 2)
@@ -118,7 +119,7 @@ async def test_a_body_that_does_not_come_is_408(make: MakeToolbox, monkeypatch: 
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"POST /mcpapi/session HTTP/1.1\r\nHost: {host}\r\nAuthorization: {headers['Authorization']}\r\n"
         writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert b" 408 " in await reader.readline()
         writer.close()
         await writer.wait_closed()

@@ -228,7 +228,7 @@ async def test_fork_that_generated_nothing_before_its_deadline_is_no_fault_of_th
 
     (engine,) = stage.made_engines
     engine.says = never
-    settings = Rollout(call_s=20, episode_s=2, episode_timeout_means="policy")
+    settings = Rollout(call_s=20, episode_s=4, episode_timeout_means="policy")
     async with stage.sampler("sampler-1.1", settings=settings):
         record = await failure(stage, _id=id)
     assert (record.outcome, record.turns) == ("episode_timeout", 2), "both turns are of the trunk"

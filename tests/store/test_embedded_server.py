@@ -138,7 +138,7 @@ async def test_a_server_that_dies_ends_the_unit_and_the_next_one_has_all_data(mo
     os.kill(lock_holder(files.data) or 0, signal.SIGKILL)
     assert await unit.code() == ExitCode.FAILED
     assert "mongod ended by signal 9" in unit.text()
-    assert "mongod ended by signal 9" in mongo.counterpart.of(messages.Bye)[0].reason
+    assert "mongod ended by signal 9" in (await mongo.counterpart.byes())[0].reason
 
     await mongo.up()
     assert files.url_file.read_text() == url

@@ -21,7 +21,7 @@ from agentrl.store.documents import Record, load
 from agentrl.store.mongod_server import Mongod, ServerDiedError
 from tests.store.flow import admit, claim_one, end, queue, sampler
 from tests.store.server import keep_trying, server_in
-from tests.waiting import aeventually, eventually
+from tests.waiting import PATIENCE_S, aeventually, eventually
 
 WRITERS = 8
 KILLS = 2
@@ -186,7 +186,7 @@ async def test_a_database_that_stands_still_is_left_without_waiting_for_it(serve
     turning = asyncio.create_task(turn(), name="turn")
     try:
         # Much more than the promised time, and much less than the driver would wait without help.
-        async with asyncio.timeout(25.0):
+        async with asyncio.timeout(PATIENCE_S):
             before = turns
             await leaving.close()
     finally:

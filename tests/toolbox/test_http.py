@@ -35,9 +35,9 @@ async def test_an_episode_over_http(make: MakeToolbox) -> None:
         offered = {tool.id: tool for tool in await tools.tools()}
         assert offered["faulty.echo"].schema["properties"] == {"text": {}}
         assert await tools.tools("faulty") == tuple(offered.values())
-        answer = await tools.call(SESSION, f"{SESSION}/t0.0", "faulty", "echo", {"text": "ä\n\u2028"}, timeout_s=5)
+        answer = await tools.call(SESSION, f"{SESSION}/t0.0", "faulty", "echo", {"text": "ä\n\u2028"}, timeout_s=60)
         assert (answer.status, answer.content) == ("ok", "ä\n\u2028")
-        assert 0 < answer.latency_s < 5
+        assert 0 < answer.latency_s < 60
         assert (await tools.open(SESSION, ["faulty"])).calls == (f"{SESSION}/t0.0",)
         assert await tools.call(SESSION, f"{SESSION}/t0.0", "faulty", "echo", {"text": "ä\n\u2028"}) == answer
         (server,) = await tools.servers()

@@ -134,7 +134,7 @@ async def test_stale_list_allows_no_command(
             await screen.press(verb)
             await screen.shows("the screen is more than 5 s old")
             assert len(screen.app.screen_stack) == 1, "no form opens"
-        assert screen.app.fresh
+        await aeventually(lambda: screen.app.fresh, what="a sign of life")
         assert not [worker for worker in screen.app.workers if worker.group == "acts"]
         run.let_go(f"list_{view}")
         await aeventually(lambda: screen.app.view.fresh)
