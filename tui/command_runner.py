@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from agentrl.errors import AgentrlError, RefusedError
-from agentrl.formatting.sentences import irrevocable
+from agentrl.formatting.sentences import ended, irrevocable
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.control_commands import Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
@@ -84,6 +84,9 @@ class CommandRunner:
         self._check(pending, chosen_in)
         client = console.connection.client
         consent = await client.preview(pending.command, pending.args)
+        if pending.preview_only:
+            console.say(f"{pending.what} would do ({consent.tier.name.lower()}): {ended(consent.effect.sentence())}")
+            return
         while (agreed := await self._ask(pending, consent)) is not None:
             self._check(agreed, chosen_in)
             confirmed = consent.effect.scientific or consent.tier >= Tier.DISRUPTIVE

@@ -6,6 +6,8 @@ names the unit together with the incarnation that the caller saw.
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar
+
 import msgspec
 
 from agentrl.protocol.effects import Effect, Tier
@@ -23,6 +25,17 @@ from agentrl.protocol.rows import (
     RunRow,
     UnitRow,
 )
+from agentrl.protocol.words import (
+    PART,
+    PROGRAM,
+    Count,
+    Duration,
+    Incarnation,
+    SettingValue,
+    argument,
+    option,
+    rest,
+)
 
 # ---- queries ----
 
@@ -34,6 +47,8 @@ class Status(Args, frozen=True):
 class Snapshot(Args, frozen=True):
     """-> SnapshotRow..., SnapshotEnd"""
 
+    typed: ClassVar[bool] = False
+
     kinds: tuple[str, ...] = ()
 
 
@@ -44,21 +59,23 @@ class Why(Args, frozen=True):
 class ShowOperation(Args, frozen=True):
     """-> OperationRow"""
 
+    typed: ClassVar[bool] = False
     id: str
 
 
 class Events(Args, frozen=True):
     """-> list[OperationRow | IncidentRow | AuditRow | AlertRow], oldest first."""
 
-    kinds: tuple[str, ...] = ()
+    kinds: Annotated[tuple[str, ...], option("--kind", metavar="KIND")] = ()
     """operation, incident, audit, knob, alert; empty means all."""
-    after_at: float = 0.0
-    limit: int = 200
+    after_at: Annotated[float, PROGRAM] = 0.0
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 200
 
 
 class ReadLogs(Args, frozen=True):
     """-> LogChunk"""
 
+    typed: ClassVar[bool] = False
     unit: str
     incarnation: int = 0
     """0 the current one, -1 the one before."""
@@ -69,13 +86,13 @@ class ReadLogs(Args, frozen=True):
 class Knobs(Args, frozen=True):
     """-> list[KnobRow]"""
 
-    name: str = ""
+    name: Annotated[str, argument("KNOB")] = ""
 
 
 class KnobHistory(Args, frozen=True):
     """-> list[AuditRow]"""
 
-    name: str
+    name: Annotated[str, argument("KNOB")]
 
 
 class Alerts(Args, frozen=True):
@@ -95,6 +112,7 @@ class ListKeys(Args, frozen=True):
 class Apply(Args, frozen=True):
     """Make the run equal to this configuration."""
 
+    typed: ClassVar[bool] = False
     config: dict[str, msgspec.Raw]
     """The resolved configuration, as `agentrl.config` dumps it."""
     source: str = ""
@@ -108,17 +126,17 @@ class Down(Args, frozen=True):
     """Stop everything, scan every host, end the coordinator."""
 
     now: bool = False
-    unless_up: bool = False
+    unless_up: Annotated[bool, PROGRAM] = False
     """Refuse if the run should be up. A failed `up` uses this to end its own coordinator without ending a run that is
     up."""
 
 
 class Scale(Args, frozen=True):
-    group: str
-    to: int | None = None
-    by: int | None = None
+    group: Annotated[str, argument("ROLE")]
+    to: Annotated[int | None, argument("N|+1|-1", Count(), required=True)] = None
+    by: Annotated[int | None, PART] = None
     """A difference, made absolute at acceptance. Exactly one of `to` and `by` is given."""
-    seen: int | None = None
+    seen: Annotated[int | None, option("--seen", metavar="N")] = None
     """The count that the caller saw. The command is refused if the desired count has changed since."""
 
     def problem(self) -> str:
@@ -129,9 +147,9 @@ class Scale(Args, frozen=True):
 class DrainUnits(Args, frozen=True):
     """Stop one unit, or all units of a host, after they finished their work."""
 
-    unit: str = ""
+    unit: Annotated[str, argument("UNIT", Incarnation())] = ""
     host: str = ""
-    incarnation: int = 0
+    incarnation: Annotated[int, PART] = 0
     cancel: bool = False
 
     def problem(self) -> str:
@@ -141,8 +159,8 @@ class DrainUnits(Args, frozen=True):
 class Restart(Args, frozen=True):
     """Raise the desired generation of a unit, or of all units of a group."""
 
-    target: str
-    incarnation: int = 0
+    target: Annotated[str, argument("TARGET", Incarnation())]
+    incarnation: Annotated[int, PART] = 0
     now: bool = False
     """Without draining."""
 
@@ -150,44 +168,44 @@ class Restart(Args, frozen=True):
 class Stop(Args, frozen=True):
     """The unit is not wanted until `restart` or `up`."""
 
-    unit: str
-    incarnation: int = 0
+    unit: Annotated[str, argument("UNIT", Incarnation())]
+    incarnation: Annotated[int, PART] = 0
     now: bool = False
 
 
 class Pause(Args, frozen=True):
-    target: str = "run"
+    target: Annotated[str, argument("TARGET")] = "run"
     """A unit, a group, or `run`."""
 
 
 class Resume(Args, frozen=True):
-    target: str = "run"
+    target: Annotated[str, argument("TARGET")] = "run"
 
 
 class Tune(Args, frozen=True):
-    name: str
-    value: KnobValue
-    seen_revision: int | None = None
+    name: Annotated[str, argument("KNOB")]
+    value: Annotated[KnobValue, argument("VALUE", SettingValue())]
+    seen_revision: Annotated[int | None, option("--seen", metavar="REVISION")] = None
     """The revision that the caller saw. The command is refused if the knob was changed since."""
-    note: str = ""
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
 
 class UndoTune(Args, frozen=True):
     """Restore the value that a knob had before its last change."""
 
-    name: str
-    seen_revision: int | None = None
+    name: Annotated[str, argument("KNOB")]
+    seen_revision: Annotated[int | None, option("--seen", metavar="REVISION")] = None
 
 
 class Acknowledge(Args, frozen=True):
-    id: str
+    id: Annotated[str, argument("ALERT")]
 
 
 class Silence(Args, frozen=True):
-    id: str
+    id: Annotated[str, argument("ALERT|RULE")]
     """An alert's id, or a rule's name."""
-    for_s: float = 3600.0
-    why: str = ""
+    for_s: Annotated[float, option("--for", metavar="TIME", form=Duration())] = 3600.0
+    why: Annotated[str, option("--why", metavar="TEXT")] = ""
 
 
 class SendTestAlert(Args, frozen=True):
@@ -197,14 +215,14 @@ class SendTestAlert(Args, frozen=True):
 class CollectStacks(Args, frozen=True):
     """Write the stacks of all units into one file; the result of the operation names it."""
 
-    units: tuple[str, ...] = ()
+    units: Annotated[tuple[str, ...], rest("UNIT")] = ()
 
 
 class ForceStopped(Args, frozen=True):
     """A person declares a lost unit dead, so that it may be replaced or forgotten."""
 
-    unit: str
-    incarnation: int
+    unit: Annotated[str, argument("UNIT", Incarnation())]
+    incarnation: Annotated[int, PART]
 
 
 class ForgetHost(Args, frozen=True):
@@ -220,6 +238,7 @@ class RemoveHost(Args, frozen=True):
 
 
 class AddKey(Args, frozen=True):
+    typed: ClassVar[bool] = False
     name: str
     public: str
     permission: Permission

@@ -6,32 +6,35 @@ anything is changed.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
+from agentrl.protocol.words import Since, argument, option, rest
 
 
 class RequeueTasks(Args, frozen=True):
     """Sample tasks again, in their next round."""
 
-    ids: tuple[str, ...]
-    note: str = ""
+    ids: Annotated[tuple[str, ...], rest("TASK")]
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
 
 class ChooseRecords(Args, frozen=True):
     """The records that an operator changes, by name or by a filter."""
 
-    ids: tuple[str, ...] = ()
-    filter: str = ""
+    time_of_since: ClassVar[str] = "finished_at"
+    """The time of a record with which `--since TIME` is compared."""
+    ids: Annotated[tuple[str, ...], rest("RECORD")] = ()
+    filter: Annotated[str, option("--filter", metavar="QUERY")] = ""
     """A query on the list of records, used if no record is named."""
-    made_by: str = ""
+    made_by: Annotated[str, option("--made-by", metavar="UNIT")] = ""
     """A sampler or an engine: only the records that it worked on."""
-    note: str = ""
-    since_canary: bool = False
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
+    since_canary: Annotated[bool, option("--since", metavar="TIME", form=Since())] = False
     """Only records for which this engine generated text after it passed its last canary."""
 
     def problem(self) -> str:
@@ -54,27 +57,29 @@ class RequeueRecords(ChooseRecords, frozen=True):
 class CancelRecords(ChooseRecords, frozen=True):
     """End records that have not ended. Their episodes stop, and their seats stay empty."""
 
+    time_of_since: ClassVar[str] = "started_at"
+
 
 class RescoreRecords(ChooseRecords, frozen=True):
     """Score scored records again. The baselines of their groups are computed again."""
 
-    scorer: str = ""
+    scorer: Annotated[str, option("--scorer", metavar="NAME")] = ""
     """Another scorer than those of the tasks."""
 
 
 class ReviewRecords(ChooseRecords, frozen=True):
     """Note a verdict on records."""
 
-    verdict: Literal["good", "bad", "golden", "none"] = "none"
+    verdict: Annotated[Literal["good", "bad", "golden", "none"], argument("VERDICT", required=True)] = "none"
     """`none` removes it."""
 
 
 class RollBack(Args, frozen=True):
     """Go on from an earlier checkpoint, in a new lineage."""
 
-    to: str
+    to: Annotated[str, option("--to", metavar="CHECKPOINT|VERSION|best")]
     """The id of a checkpoint, a version, or `best`: the checkpoint with the best evaluation."""
-    note: str = ""
+    note: Annotated[str, option("--reason", metavar="TEXT", required=True)] = ""
     """Why; required for an execution, not for a preview."""
     keep_knobs: bool = False
     """Leave scientific knobs as they are. Otherwise they get the values from before the checkpoint."""
@@ -94,7 +99,7 @@ class RollbackPreview(msgspec.Struct, frozen=True, omit_defaults=True):
 class AddTasks(Args, frozen=True):
     """Rows of a file become tasks of an environment, at the end of its queue."""
 
-    environment: str
+    environment: Annotated[str, option("--environment", "-e", metavar="NAME")]
     file: str
     """A path on the host of the steward."""
 
@@ -105,24 +110,24 @@ MOST_REPLAYS = 1000
 class ReplayCalls(Args, frozen=True):
     """Execute recorded tool calls again, in sessions of their own, and compare the results."""
 
-    calls: tuple[str, ...] = ()
+    calls: Annotated[tuple[str, ...], rest("CALL")] = ()
     """Ids of at most MOST_REPLAYS tool calls. Exactly one of `calls` and `filter` is given."""
-    filter: str = ""
+    filter: Annotated[str, option("--filter", metavar="QUERY")] = ""
     """A query on failed tool calls, the newest first."""
-    most: int = 50
+    most: Annotated[int, option("--most", metavar="N")] = 50
     """With `filter`: at most this many calls."""
-    times: int = 1
-    server: str = ""
+    times: Annotated[int, option("--times", metavar="N")] = 1
+    server: Annotated[str, option("--server", metavar="NAME")] = ""
     """Another server to run them on; empty means the one on which each ran."""
-    edit: dict[str, Any] | None = None
+    edit: Annotated[dict[str, Any] | None, option("--edit", metavar="JSON")] = None
     """Other arguments, for a single call."""
-    allow: tuple[str, ...] = ()
+    allow: Annotated[tuple[str, ...], option("--allow", metavar="SERVER.TOOL")] = ()
     """Tools with effects outside of the session that may run, as `server.tool`."""
     despite_differences: bool = False
     """Run the call even if an earlier call, which rebuilds the session, does not return its recorded result."""
-    then: str = ""
+    then: Annotated[str, option("--then", metavar="fork")] = ""
     """`fork`: fork the records of calls that work now."""
-    note: str = ""
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
     def problem(self) -> str:
         if bool(self.calls) == bool(self.filter):
@@ -141,17 +146,17 @@ class ReplayCalls(Args, frozen=True):
 class ForkRecords(Args, frozen=True):
     """Go on from a place in a record, or from the results of replays."""
 
-    target: str = ""
+    target: Annotated[str, argument("RECORD[/TURN[.CALL]]")] = ""
     """A record, RECORD/TURN to sample that turn again, or a tool call to go on behind it."""
-    replays: tuple[str, ...] = ()
+    replays: Annotated[tuple[str, ...], option("--replay", metavar="REPLAY")] = ()
     """Instead: ids of replays, whose results take the places of the recorded ones, or of operations."""
-    result: str | None = None
+    result: Annotated[str | None, option("--edit-result", metavar="TEXT")] = None
     """The result that the fork gets for the tool call."""
-    message: str | None = None
+    message: Annotated[str | None, option("--edit-message", metavar="TEXT")] = None
     """The user's first message in the fork."""
-    times: int = 0
+    times: Annotated[int, option("--times", metavar="N")] = 0
     """How many records go on from there; 0 leaves it to the rules."""
-    note: str = ""
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
     def problem(self) -> str:
         if bool(self.target) == bool(self.replays):
@@ -168,21 +173,21 @@ class ForkRecords(Args, frozen=True):
 class KeepReplays(Args, frozen=True):
     """Note that replays were looked at, and that their records stay as they are."""
 
-    ids: tuple[str, ...]
-    note: str = ""
+    ids: Annotated[tuple[str, ...], rest("REPLAY|OPERATION")]
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
 
 class ExcludeReplayed(Args, frozen=True):
     """Exclude the records of replays from training."""
 
-    ids: tuple[str, ...]
-    note: str = ""
+    ids: Annotated[tuple[str, ...], rest("REPLAY|OPERATION")]
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
 
 class StopReplays(Args, frozen=True):
     """Hold queued replays back. Those that run end."""
 
-    ids: tuple[str, ...]
+    ids: Annotated[tuple[str, ...], rest("REPLAY|OPERATION")]
     """Ids of replays, or beginnings of the ids of operations."""
 
     def problem(self) -> str:
@@ -192,7 +197,7 @@ class StopReplays(Args, frozen=True):
 class ContinueReplays(Args, frozen=True):
     """Let replays go on that were held back."""
 
-    ids: tuple[str, ...]
+    ids: Annotated[tuple[str, ...], rest("REPLAY|OPERATION")]
 
     def problem(self) -> str:
         return _problem_of_names(self.ids)
@@ -205,11 +210,11 @@ def _problem_of_names(ids: tuple[str, ...]) -> str:
 class PinCheckpoint(Args, frozen=True):
     """Exempt a checkpoint from retention."""
 
-    id: str
+    id: Annotated[str, argument("CHECKPOINT")]
 
 
 class UnpinCheckpoint(Args, frozen=True):
-    id: str
+    id: Annotated[str, argument("CHECKPOINT")]
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):

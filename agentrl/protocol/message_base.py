@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 
@@ -11,6 +13,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of all arguments. An argument that the coordinator does not know is refused, not ignored."""
+
+    typed: ClassVar[bool] = True
+    """Whether a command line can express them; otherwise only a program sends them."""
 
     def problem(self) -> str:
         """Empty, or why these arguments contradict each other. Client and coordinator refuse them with it."""

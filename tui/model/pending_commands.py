@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agentrl.formatting.amounts import age, counted
-from agentrl.protocol import control_commands, data_changes, tool_commands
+from agentrl.protocol import control_commands, data_changes, grammar, tool_commands
 from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.message_base import Args
@@ -35,6 +35,8 @@ class PendingCommand:
     """The words behind `agentrl`."""
     undo: PendingCommand | None = None
     """The command that reverses it, if it is known beforehand."""
+    preview_only: bool = False
+    """Its effect is shown, and nothing is sent."""
 
     @property
     def spec(self) -> CommandSpec:
@@ -42,23 +44,29 @@ class PendingCommand:
 
     def typed(self, target: Iterable[str] = ()) -> str:
         """The equivalent command line."""
-        return line(self.cli, target)
+        return line(grammar.words(self.command, self.args), target)
+
+
+def of(command: str, args: Args) -> PendingCommand:
+    """A command on what its arguments name, which the coordinator looks up."""
+    words = grammar.words(command, args)
+    return PendingCommand(command, args, " ".join(words), words)
 
 
 def _life(row: UnitRow) -> str:
     return f"{row.unit}.{row.incarnation}" if row.incarnation else row.unit
 
 
-def scale(row: GroupRow, to: int) -> PendingCommand:
-    """Names the count on the screen: the command and its undo are refused if another person has scaled the group
-    since.
+def scale(row: GroupRow, to: int, seen: int | None = None) -> PendingCommand:
+    """Names the count that the person saw, on the screen if not in `seen`: the command and its undo are refused if
+    another person has scaled the group since.
     """
 
     def between(seen: int, wanted: int, back: PendingCommand | None = None) -> PendingCommand:
         args = control_commands.Scale(row.name, to=wanted, seen=seen)
         return PendingCommand("scale", args, f"scale {row.name} to {wanted}", ("scale", row.name, f"{wanted}"), back)
 
-    return between(row.desired, to, between(to, row.desired))
+    return between(row.desired if seen is None else seen, to, between(to, row.desired))
 
 
 def drain(row: UnitRow) -> PendingCommand:
@@ -156,8 +164,10 @@ def send_test_alert() -> PendingCommand:
     return PendingCommand("test_alert", control_commands.SendTestAlert(), "send a test alert", ("alerts", "test"))
 
 
-def tune(row: KnobRow, value: KnobValue, note: str = "") -> PendingCommand:
-    """Names the revision on the screen: the command is refused if another person has changed the knob since."""
+def tune(row: KnobRow, value: KnobValue, note: str = "", seen: int | None = None) -> PendingCommand:
+    """Names the revision that the person saw, on the screen if not in `seen`: the command is refused if another person
+    has changed the knob since.
+    """
     shown = plain_value(value)
     words = ("tune", row.name, shown, *(("--note", note) if note else ()))
     back = PendingCommand(
@@ -166,7 +176,7 @@ def tune(row: KnobRow, value: KnobValue, note: str = "") -> PendingCommand:
         f"{row.name} back to {plain_value(row.value)}",
         undo_words(row),
     )
-    args = control_commands.Tune(row.name, value, row.revision, note)
+    args = control_commands.Tune(row.name, value, row.revision if seen is None else seen, note)
     return PendingCommand("tune", args, f"{row.name}: {plain_value(row.value)} → {shown}", words, back)
 
 
@@ -174,8 +184,8 @@ def undo_words(row: KnobRow) -> tuple[str, ...]:
     return ("tune", row.name, "--undo")
 
 
-def undo_tune(row: KnobRow) -> PendingCommand:
-    args = control_commands.UndoTune(row.name, row.revision)
+def undo_tune(row: KnobRow, seen: int | None = None) -> PendingCommand:
+    args = control_commands.UndoTune(row.name, row.revision if seen is None else seen)
     return PendingCommand("undo_tune", args, f"take back the last change of {row.name}", undo_words(row))
 
 

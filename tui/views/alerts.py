@@ -7,9 +7,10 @@ from typing import TypeGuard
 from textual.app import ComposeResult
 
 from agentrl.errors import AgentrlError
-from agentrl.formatting.amounts import moment, seconds
+from agentrl.formatting.amounts import moment
 from agentrl.formatting.row_text import SEVERITY_ORDER
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow
+from agentrl.protocol.words import seconds
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import cell_text, command_line, pending_commands
 from tui.model.cell_text import alert_state

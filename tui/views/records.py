@@ -73,9 +73,10 @@ class Records(QueryTable, AttemptsVerb):
     follows_newest = True
     filled_by = "samplers make them of the tasks that the steward admits; T shows the tasks, w who waits for whom"
 
-    def __init__(self, filter: str = "", *, id: str | None = None) -> None:
+    def __init__(self, filter: str = "", sort: str = "", *, id: str | None = None) -> None:
+        """With `sort`, always in this order."""
         super().__init__(id=id)
-        self._filter = filter
+        self._filter, self._sort = filter, sort
 
     def columns(self) -> tuple[Column[Any], ...]:
         return data_tables.record_columns()
@@ -90,11 +91,11 @@ class Records(QueryTable, AttemptsVerb):
 
     def cli_line(self) -> tuple[str, ...]:
         filtered = ("--filter", self.filter_text) if self.filter_text else ()
-        return ("records", "list", *filtered, *(("--sort", OLDEST) if self.filter_text == UNDER_WAY else ()))
+        return ("records", "list", *filtered, *(("--sort", self._sort_asked) if self._sort_asked != NEWEST else ()))
 
     @property
     def _sort_asked(self) -> str:
-        return OLDEST if self.filter_text == UNDER_WAY else NEWEST
+        return self._sort or (OLDEST if self.filter_text == UNDER_WAY else NEWEST)
 
     def do_records_under_way(self) -> None:
         # The selection belongs to the other list.
