@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Protocol
 
 import msgspec
@@ -161,8 +162,7 @@ class CommandRunner:
         if answer is None:
             return None
         note = answer[0].strip()
-        args = msgspec.structs.replace(args, note=note)
-        return PendingCommand(pending.command, args, pending.what, (*pending.cli, "--note", note), pending.undo)
+        return dataclasses.replace(pending, args=msgspec.structs.replace(args, note=note))
 
     async def _ask_run_name(self, pending: PendingCommand, effect: Effect) -> bool:
         name = self._console.mirror.name

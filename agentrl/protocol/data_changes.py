@@ -22,6 +22,9 @@ class RequeueTasks(Args, frozen=True):
     ids: Annotated[tuple[str, ...], rest("TASK")]
     note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
+    def title(self, seen: object = None) -> str:
+        return f"sample {_few(self.ids, 'tasks')} again"
+
 
 class ChooseRecords(Args, frozen=True):
     """The records that an operator changes, by name or by a filter."""
@@ -44,20 +47,39 @@ class ChooseRecords(Args, frozen=True):
             return "Name records, or find them by --filter and --made-by."
         return "" if self.ids or self.filter or self.made_by else "Name records, or find them by --filter or --made-by."
 
+    @property
+    def chosen(self) -> str:
+        """The records in words."""
+        if self.ids:
+            return _few(self.ids, "records")
+        if self.since_canary:
+            return f"what {self.made_by} generated since its last canary"
+        of = f" of {self.made_by}" if self.made_by else ""
+        return f"the records{of}{f' with {self.filter}' if self.filter else ''}"
+
 
 class ExcludeRecords(ChooseRecords, frozen=True):
     """Keep scored records out of training. The baselines of their groups are computed again without them."""
+
+    def title(self, seen: object = None) -> str:
+        return f"exclude {self.chosen} from training"
 
 
 class RequeueRecords(ChooseRecords, frozen=True):
     """Attempt the seats of records again that failed, or were abandoned, excluded or cancelled. If their group is
     closed, the whole task is sampled again."""
 
+    def title(self, seen: object = None) -> str:
+        return f"attempt the seat of {self.chosen} again"
+
 
 class CancelRecords(ChooseRecords, frozen=True):
     """End records that have not ended. Their episodes stop, and their seats stay empty."""
 
     time_of_since: ClassVar[str] = "started_at"
+
+    def title(self, seen: object = None) -> str:
+        return f"cancel {self.chosen}"
 
 
 class RescoreRecords(ChooseRecords, frozen=True):
@@ -66,12 +88,21 @@ class RescoreRecords(ChooseRecords, frozen=True):
     scorer: Annotated[str, option("--scorer", metavar="NAME")] = ""
     """Another scorer than those of the tasks."""
 
+    def title(self, seen: object = None) -> str:
+        return f"score {self.chosen} again"
+
+
+Verdict = Literal["good", "bad", "golden", "none"]
+
 
 class ReviewRecords(ChooseRecords, frozen=True):
     """Note a verdict on records."""
 
-    verdict: Annotated[Literal["good", "bad", "golden", "none"], argument("VERDICT", required=True)] = "none"
+    verdict: Annotated[Verdict, argument("VERDICT", required=True)] = "none"
     """`none` removes it."""
+
+    def title(self, seen: object = None) -> str:
+        return f"note the verdict {self.verdict} on {self.chosen}"
 
 
 class RollBack(Args, frozen=True):
@@ -83,6 +114,9 @@ class RollBack(Args, frozen=True):
     """Why; required for an execution, not for a preview."""
     keep_knobs: bool = False
     """Leave scientific knobs as they are. Otherwise they get the values from before the checkpoint."""
+
+    def title(self, seen: object = None) -> str:
+        return f"go back to {self.to}"
 
 
 class RollbackPreview(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,6 +136,9 @@ class AddTasks(Args, frozen=True):
     environment: Annotated[str, option("--environment", "-e", metavar="NAME")]
     file: str
     """A path on the host of the steward."""
+
+    def title(self, seen: object = None) -> str:
+        return f"add tasks of {self.file} to {self.environment}"
 
 
 MOST_REPLAYS = 1000
@@ -142,6 +179,9 @@ class ReplayCalls(Args, frozen=True):
             return f"One command replays at most {MOST_REPLAYS} calls, and {len(self.calls)} are named."
         return "" if 1 <= self.most <= MOST_REPLAYS else f"One command replays 1 to {MOST_REPLAYS} calls."
 
+    def title(self, seen: object = None) -> str:
+        return f"replay {_few(self.calls, 'calls') if self.calls else f'failed calls with {self.filter}'}"
+
 
 class ForkRecords(Args, frozen=True):
     """Go on from a place in a record, or from the results of replays."""
@@ -169,6 +209,9 @@ class ForkRecords(Args, frozen=True):
             return "The message of a fork must not be empty."
         return "" if 0 <= self.times <= 64 else "A record is forked 1 to 64 times."
 
+    def title(self, seen: object = None) -> str:
+        return f"fork {self.target or _few(self.replays, 'replays')}"
+
 
 class KeepReplays(Args, frozen=True):
     """Note that replays were looked at, and that their records stay as they are."""
@@ -176,12 +219,18 @@ class KeepReplays(Args, frozen=True):
     ids: Annotated[tuple[str, ...], rest("REPLAY|OPERATION")]
     note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
+    def title(self, seen: object = None) -> str:
+        return f"keep the records of {_few(self.ids, 'replays')}"
+
 
 class ExcludeReplayed(Args, frozen=True):
     """Exclude the records of replays from training."""
 
     ids: Annotated[tuple[str, ...], rest("REPLAY|OPERATION")]
     note: Annotated[str, option("--note", metavar="TEXT")] = ""
+
+    def title(self, seen: object = None) -> str:
+        return f"exclude the records of {_few(self.ids, 'replays')} from training"
 
 
 class StopReplays(Args, frozen=True):
@@ -193,6 +242,12 @@ class StopReplays(Args, frozen=True):
     def problem(self) -> str:
         return _problem_of_names(self.ids)
 
+    def title(self, seen: object = None) -> str:
+        return "hold replays back"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return ContinueReplays(self.ids)
+
 
 class ContinueReplays(Args, frozen=True):
     """Let replays go on that were held back."""
@@ -202,9 +257,16 @@ class ContinueReplays(Args, frozen=True):
     def problem(self) -> str:
         return _problem_of_names(self.ids)
 
+    def title(self, seen: object = None) -> str:
+        return "let replays go on"
+
 
 def _problem_of_names(ids: tuple[str, ...]) -> str:
     return "" if ids and all(ids) else "Name replays or operations; `agentrl replays list` shows them."
+
+
+def _few(names: tuple[str, ...], what: str) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} {what}"
 
 
 class PinCheckpoint(Args, frozen=True):
@@ -212,9 +274,18 @@ class PinCheckpoint(Args, frozen=True):
 
     id: Annotated[str, argument("CHECKPOINT")]
 
+    def title(self, seen: object = None) -> str:
+        return f"pin {self.id}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return UnpinCheckpoint(self.id)
+
 
 class UnpinCheckpoint(Args, frozen=True):
     id: Annotated[str, argument("CHECKPOINT")]
+
+    def title(self, seen: object = None) -> str:
+        return f"unpin {self.id}"
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):

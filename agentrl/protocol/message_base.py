@@ -21,6 +21,17 @@ class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         """Empty, or why these arguments contradict each other. Client and coordinator refuse them with it."""
         return ""
 
+    def title(self, seen: object = None) -> str:
+        """What a command with these arguments does, in few words: `restart web-0.7`. Empty for a query.
+
+        `seen` is the row of the target that a person saw, if there is one.
+        """
+        return ""
+
+    def undo(self, seen: object = None) -> Args | None:
+        """The arguments of the command that takes this one back, if they are known beforehand."""
+        return None
+
     def incarnation_named(self) -> str:
         """The only incarnation that can carry out this command, such as `toolbox-0.4`; empty if the arguments name
         none."""

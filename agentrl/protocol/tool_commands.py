@@ -244,6 +244,9 @@ class RestartTool(Args, frozen=True):
     def incarnation_named(self) -> str:
         return self.sandbox.rpartition("/")[0]
 
+    def title(self, seen: object = None) -> str:
+        return f"restart {self.server or self.sandbox}{' at once' if self.now else ''}"
+
 
 class ReleaseSession(Args, frozen=True):
     """Close a session and cancel its calls. The attempt of its record ends as an infrastructure failure."""
@@ -255,6 +258,9 @@ class ReleaseSession(Args, frozen=True):
 
     def incarnation_named(self) -> str:
         return self.toolbox
+
+    def title(self, seen: object = None) -> str:
+        return f"release {self.session}"
 
 
 class ExecInSandbox(Args, frozen=True):
@@ -273,6 +279,9 @@ class ExecInSandbox(Args, frozen=True):
 
     def incarnation_named(self) -> str:
         return self.sandbox.rpartition("/")[0]
+
+    def title(self, seen: object = None) -> str:
+        return f"run {self.command[0]} in {self.sandbox}"
 
 
 class ShowExecOutput(Args, frozen=True):

@@ -130,7 +130,7 @@ def parse(text: str, mirror: Mirror, target: Sequence[str] = ()) -> PendingComma
     _check_shared(line.shared, mirror, target)
     if not line.spec.mutates:
         return _destination(line.spec, line.args, mirror)
-    pending = _Targets(mirror).pending(line.spec, line.args)
+    pending = _Targets(mirror).pending(line.args)
     return dataclasses.replace(pending, preview_only="--dry-run" in line.shared)
 
 
@@ -200,15 +200,13 @@ class _Targets:
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
 
-    def pending(self, spec: CommandSpec, args: Args) -> PendingCommand:
+    def pending(self, args: Args) -> PendingCommand:
         match args:
             case control_commands.Scale():
                 return self._scale(args)
             case control_commands.DrainUnits(unit=unit) if unit:
                 row = self._unit(unit, args.incarnation)
-                return pending_commands.cancel_drain(row) if args.cancel else pending_commands.drain(row)
-            case control_commands.DrainUnits():
-                return pending_commands.drain_host(args.host, cancel=args.cancel)
+                return pending_commands.drain(row, cancel=args.cancel)
             case control_commands.Restart():
                 if group := self._mirror.group(args.target):
                     return pending_commands.restart_group(group, now=args.now)
@@ -217,23 +215,21 @@ class _Targets:
                 return pending_commands.stop(self._unit(args.unit, args.incarnation), now=args.now)
             case control_commands.ForceStopped():
                 return pending_commands.vouch(self._unit(args.unit, args.incarnation))
-            case control_commands.Pause(target=target):
-                return pending_commands.pause(self._pausable(target))
-            case control_commands.Resume(target=target):
-                return pending_commands.resume(self._pausable(target))
+            case control_commands.Pause(target=target) | control_commands.Resume(target=target):
+                if target != "run" and not self._mirror.group(target):
+                    self._unit(target, 0)
             case control_commands.CollectStacks():
-                return pending_commands.stacks([self._unit(name, 0).unit for name in args.units])
+                for name in args.units:
+                    self._unit(name, 0)
             case control_commands.Tune():
                 return self._tune(args)
             case control_commands.UndoTune():
                 return pending_commands.undo_tune(self.knob(args.name), args.seen_revision)
-            case control_commands.Acknowledge():
-                return pending_commands.acknowledge(self._alert(args.id))
-            case control_commands.Silence():
-                return pending_commands.silence(self._alert(args.id), args.for_s, args.why)
+            case control_commands.Acknowledge() | control_commands.Silence():
+                self._alert(args.id)
             case tool_commands.ExecInSandbox():
                 raise UsageError("The console does not show what a program in a sandbox writes.", hint="Use a shell.")
-        return pending_commands.of(spec.name, args)
+        return PendingCommand(args)
 
     def _unit(self, name: str, incarnation: int) -> UnitRow:
         row = self._mirror.unit(name)
@@ -246,11 +242,6 @@ class _Targets:
     def no_unit(self, name: str, plain: str) -> UnknownNameError:
         meant = _meant(plain, [unit.unit for unit in self._mirror.of(UnitRow)])
         return UnknownNameError(f"There is no unit named {name}.", hint=meant.strip())
-
-    def _pausable(self, target: str) -> str:
-        if target != "run" and not self._mirror.group(target):
-            self._unit(target, 0)
-        return target
 
     def _group(self, name: str) -> GroupRow:
         row = self._mirror.group(name)
@@ -278,11 +269,9 @@ class _Targets:
         value = row.verified().parse(SettingValue().text(args.value))
         return pending_commands.tune(row, value, args.note, args.seen_revision)
 
-    def _alert(self, id: str) -> AlertRow:
-        row = self._mirror.get(f"alert/{id}")
-        if not isinstance(row, AlertRow):
+    def _alert(self, id: str) -> None:
+        if not isinstance(self._mirror.get(f"alert/{id}"), AlertRow):
             raise UnknownNameError(f"There is no alert {id!r}.", hint="4 lists them.")
-        return row
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
