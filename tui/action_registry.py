@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from agentrl.protocol.control_commands import CollectStacks, Down, Pause, Resume, SendTestAlert
 from tui import action_builders, data_actions
 from tui.action_builders import ALL_TABLES, action, at, by, for_rows, live, move, page, recorded
 from tui.cli_runner import CliRunner
@@ -27,6 +28,7 @@ from tui.export import Exporter
 from tui.frame import Frame
 from tui.model import pending_commands
 from tui.model.actions import EVERYWHERE, UNDO, Action, When
+from tui.model.pending_commands import PendingCommand
 from tui.navigation import Navigation
 from tui.playback_actions import JUMP_S, PlaybackActions
 from tui.view_registry import KINDS
@@ -117,7 +119,7 @@ ACTIONS: tuple[Action, ...] = (
         _("unit.drain", "d", "drain", "Finishes its work, then stops.", UnitVerbs.do_unit_command, "drain", 55,
           (pending_commands.drain,)),
         _("unit.undrain", "D", "work on", "Cancels a drain.", UnitVerbs.do_unit_command, "drain",
-          args=(pending_commands.cancel_drain,)),
+          args=(partial(pending_commands.drain, cancel=True),)),
         _("unit.stop", "s", "stop", "Stops it until a restart.", UnitVerbs.do_unit_command, "stop", 54,
           (pending_commands.stop,)),
         _("unit.kill", "K", "kill", "Stops it without letting it finish.", UnitVerbs.do_unit_command, "stop",
@@ -230,15 +232,15 @@ ACTIONS: tuple[Action, ...] = (
     *by(
         CommandRunner,
         _("run.pause", "", "pause the run", "No unit takes new work.", CommandRunner.perform, "pause",
-          args=(pending_commands.pause("run"),)),
+          args=(PendingCommand(Pause()),)),
         _("run.resume", "", "resume the run", "All units take work again.", CommandRunner.perform, "resume",
-          args=(pending_commands.resume("run"),)),
+          args=(PendingCommand(Resume()),)),
         _("run.stacks", "", "stacks of all", "Stacks of all units, in one file.",
-          CommandRunner.perform, "stacks", args=(pending_commands.stacks(()),)),
+          CommandRunner.perform, "stacks", args=(PendingCommand(CollectStacks()),)),
         _("run.test-alert", "", "test alert", "Sends a test through every sink.",
-          CommandRunner.perform, "test_alert", args=(pending_commands.send_test_alert(),)),
+          CommandRunner.perform, "test_alert", args=(PendingCommand(SendTestAlert()),)),
         _("run.down", "", "take the run down", "Stops everything and proves it.", CommandRunner.perform, "down",
-          args=(pending_commands.down(),)),
+          args=(PendingCommand(Down()),)),
     ),
     replace(
         _("run.up", "B", "bring the run up", "Starts the dead processes of its control plane.", CliRunner.do_run_up),

@@ -98,7 +98,7 @@ class CliRunner:
         if answer is None:
             return
         file = _path(answer[0])
-        pending = PendingCommand("apply", Apply({}), f"up {file.name}", ("up", str(file)))
+        pending = PendingCommand(Apply({}, str(file)))
         try:
             if not await self._commands.agreed(pending, await self._plan(file)):
                 console.say(f"{pending.what}: nothing was done.")

@@ -55,7 +55,7 @@ class CommandPalette:
 
         def why_not(text: str) -> str | None:
             try:
-                command_line.parse(text, console.mirror)
+                command_line.parse(text, console.mirror, console.settings.target_options)
             except AgentrlError as error:
                 return str(error) if command_line.begins_as_command(text) else None
             return ""
@@ -77,7 +77,7 @@ class CommandPalette:
 
     def _run_line(self, text: str) -> None:
         try:
-            meaning = command_line.parse(text, self._console.mirror)
+            meaning = command_line.parse(text, self._console.mirror, self._console.settings.target_options)
         except AgentrlError as error:
             self._console.say(str(error), Tone.WARN)
             return

@@ -11,12 +11,13 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Protocol
 
 import msgspec
 
 from agentrl.errors import AgentrlError, RefusedError
-from agentrl.formatting.sentences import irrevocable
+from agentrl.formatting.sentences import ended, irrevocable
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.control_commands import Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
@@ -84,6 +85,9 @@ class CommandRunner:
         self._check(pending, chosen_in)
         client = console.connection.client
         consent = await client.preview(pending.command, pending.args)
+        if pending.preview_only:
+            console.say(f"{pending.what} would do ({consent.tier.name.lower()}): {ended(consent.effect.sentence())}")
+            return
         while (agreed := await self._ask(pending, consent)) is not None:
             self._check(agreed, chosen_in)
             confirmed = consent.effect.scientific or consent.tier >= Tier.DISRUPTIVE
@@ -158,8 +162,7 @@ class CommandRunner:
         if answer is None:
             return None
         note = answer[0].strip()
-        args = msgspec.structs.replace(args, note=note)
-        return PendingCommand(pending.command, args, pending.what, (*pending.cli, "--note", note), pending.undo)
+        return dataclasses.replace(pending, args=msgspec.structs.replace(args, note=note))
 
     async def _ask_run_name(self, pending: PendingCommand, effect: Effect) -> bool:
         name = self._console.mirror.name

@@ -6,9 +6,9 @@ recording.
 
 from __future__ import annotations
 
+from agentrl.protocol.data_changes import ExcludeReplayed, KeepReplays, PinCheckpoint, UnpinCheckpoint
 from agentrl.protocol.data_commands import MALFORMED
 from tui.action_builders import action, at, by, for_rows, live, page
-from tui.model import pending_commands
 from tui.model.actions import Action
 from tui.navigation import Navigation
 from tui.views.calls import CallPage, Calls, ToolErrors, filter_from
@@ -163,9 +163,9 @@ DATA_ACTIONS: tuple[Action, ...] = (
         _("replays.continue", "c", "go on", "Those of its command that were held back go on.",
           Replays.do_replays_continue, "continue_replays", 57),
         _("replays.keep", "plus equals_sign", "keep", "Notes that the records of the marked replays stay as they are.",
-          Replays.do_replays_decide, "keep_replays", 54, (pending_commands.keep_replays,)),
+          Replays.do_replays_decide, "keep_replays", 54, (KeepReplays,)),
         _("replays.exclude", "x", "exclude", "Keeps the records of the marked replays out of training.",
-          Replays.do_replays_decide, "exclude_replayed", 53, (pending_commands.exclude_replayed,)),
+          Replays.do_replays_decide, "exclude_replayed", 53, (ExcludeReplayed,)),
     ),
     # tasks, checkpoints, keys
     *live(
@@ -190,9 +190,9 @@ DATA_ACTIONS: tuple[Action, ...] = (
     *at(
         "checkpoints",
         _("checkpoint.pin", "p", "pin", "Retention keeps it.", Checkpoints.do_checkpoint_command,
-          "pin_checkpoint", 58, (pending_commands.pin,)),
+          "pin_checkpoint", 58, (PinCheckpoint,)),
         _("checkpoint.unpin", "x", "unpin", "Retention may delete it.",
-          Checkpoints.do_checkpoint_command, "unpin_checkpoint", 57, (pending_commands.unpin,)),
+          Checkpoints.do_checkpoint_command, "unpin_checkpoint", 57, (UnpinCheckpoint,)),
         _("checkpoint.rollback", "F", "go back here", "Training goes on from this checkpoint; later steps are undone.",
           Checkpoints.do_checkpoint_rollback, "rollback", 56),
     ),

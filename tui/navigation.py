@@ -26,12 +26,13 @@ from tui.model.styled_text import Tone
 from tui.views.calls import ToolErrors
 from tui.views.detail_pages import AlertPage, RowPage, UnitPage
 from tui.views.evaluations import Evaluations
+from tui.views.events import Events
 from tui.views.logs import Logs
 from tui.views.other_models import OtherModels
-from tui.views.query_views import WaitsPage
-from tui.views.records import RecordPage
+from tui.views.query_views import QueryTable, StepPage, WaitsPage
+from tui.views.records import RecordPage, Records
 from tui.views.reviews import Reviews
-from tui.views.stored_tables import AccountPage, Checkpoints, Keys, Tasks
+from tui.views.stored_tables import AccountPage, CheckpointPage, Checkpoints, Keys, TaskPage, Tasks
 from tui.views.tools import ToolServers, ToolSessions
 from tui.views.tuning import Tuning
 from tui.views.view import View
@@ -50,6 +51,13 @@ PAGES: Mapping[str, Callable[[], View]] = {
     "other-models": OtherModels,
 }
 """Pages that have no digit."""
+SUBJECT_PAGES: Mapping[str, Callable[[str], View]] = {
+    "record": RecordPage,
+    "task": TaskPage,
+    "step": StepPage,
+    "checkpoint": CheckpointPage,
+}
+"""Pages of one thing, by its id."""
 FILTER = "filter"
 
 
@@ -106,16 +114,26 @@ class Navigation:
         match destination.view:
             case "logs":
                 self.open_logs([destination.subject], destination.earlier)
+                self.view.take_filter(destination.filter)
             case "runs" if self._console.settings.in_browser:
                 self._console.say("A browser page shows one run. Open the list of runs in a terminal.", Tone.WARN)
             case "tools" if destination.subject:
                 self.open_page(ToolSessions(destination.subject))
+            case "records" if destination.filter or destination.sort:
+                self.open_page(Records(destination.filter, destination.sort))
+            case name if name in SUBJECT_PAGES:
+                self.open_page(SUBJECT_PAGES[name](destination.subject))
             case name if name in PAGES:
-                self.open_page(PAGES[name]())
+                page = PAGES[name]()
+                if isinstance(page, QueryTable):
+                    page.begin_with_filter(destination.filter)
+                self.open_page(page)
             case _:
                 self.open_tab(destination.view)
                 if isinstance(self.view, Tuning) and destination.subject:
                     self.view.select(destination.subject)
+                elif isinstance(self.view, Events):
+                    self.view.only(destination.subject)
 
     def _show(self) -> None:
         self._console.notices.leave()

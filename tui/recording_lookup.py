@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.client.discovery import state_of
 from agentrl.config import paths
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
-from agentrl.formatting.amounts import seconds
+from agentrl.protocol.words import seconds
 from agentrl.recording.disk_writer import DIRECTORY
 from agentrl.recording.reader import Recording
 from tui.model.mirror import Mirror

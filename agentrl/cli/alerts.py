@@ -9,7 +9,7 @@ import typer
 
 from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
-from agentrl.formatting.amounts import seconds
+from agentrl.protocol.words import seconds
 
 if TYPE_CHECKING:
     from rich.text import Text

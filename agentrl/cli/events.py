@@ -10,7 +10,7 @@ import typer
 
 from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode
-from agentrl.formatting.amounts import seconds
+from agentrl.protocol.words import seconds
 
 if TYPE_CHECKING:
     from agentrl.client import Client

@@ -9,7 +9,7 @@ import typer
 from agentrl.cli import list_pages
 from agentrl.cli.list_pages import Row
 from agentrl.cli.options import Cli, add_command, group
-from agentrl.cli.record_changes import Ids, Note, change
+from agentrl.cli.record_changes import Ids, MadeBy, Note, Since, change, found_by
 from agentrl.errors import ExitCode, UsageError
 
 VERDICTS = ("good", "bad", "golden", "none")
@@ -40,6 +40,8 @@ async def mark(
     verdict: Annotated[str, typer.Argument(metavar="VERDICT", help="good, bad, golden, or none to remove it.")],
     records: Ids = None,
     filter: Annotated[str, list_pages.filtering("review mark")] = "",
+    made_by: MadeBy = "",
+    since: Since = "",
     note: Note = "",
 ) -> ExitCode:
     """Note a verdict on records.
@@ -51,7 +53,8 @@ async def mark(
 
     if verdict not in VERDICTS:
         raise UsageError(f"There is no verdict {verdict!r}.", hint=f"Verdicts are: {', '.join(VERDICTS)}.")
-    return await change(cli, "review_records", ReviewRecords, ids=records, filter=filter, note=note, verdict=verdict)
+    chosen = found_by(filter, made_by, since)
+    return await change(cli, "review_records", ReviewRecords, ids=records, note=note, verdict=verdict, **chosen)
 
 
 def _why(row: Row) -> str:

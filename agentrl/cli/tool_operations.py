@@ -53,6 +53,12 @@ async def restart(
 async def release(
     cli: Cli,
     session: Annotated[str, typer.Argument(metavar="SESSION|SANDBOX", help="The id of a record, or a sandbox.")],
+    toolbox: Annotated[
+        str,
+        typer.Option(
+            "--toolbox", metavar="INCARNATION", help="Only in this one, such as toolbox-0.4.", show_default=False
+        ),
+    ] = "",
     note: Note = "",
 ) -> ExitCode:
     """Close a session, and cancel its calls.
@@ -63,6 +69,8 @@ async def release(
     from agentrl.protocol.tool_commands import MOST_ROWS, ReleaseSession
 
     async with cli.connect() as client:
+        if toolbox:
+            return await act_with(cli, client, "release_session", ReleaseSession(session, toolbox, note))
         sessions = await client.list_tool_sessions(limit=MOST_ROWS, deadline_s=list_pages.ANSWER_WITHIN_S)
         found = next((row for row in sessions.rows if row.id == session), None)
         if found is not None:

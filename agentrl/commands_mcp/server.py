@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from agentrl.commands_mcp import tool_list
 from agentrl.commands_mcp.proposals import Proposals
 from agentrl.errors import AgentrlError, RefusedError, UnknownNameError, UsageError
 from agentrl.formatting.sentences import ended, irrevocable
+from agentrl.protocol import grammar
 from agentrl.protocol.commands import CommandSpec
 from agentrl.protocol.effects import Tier
 from agentrl.protocol.message_base import Args
@@ -102,7 +104,7 @@ class CommandServer:
             "effect": consent.effect,
             "sentence": ended(consent.effect.sentence()),
             "tier": consent.tier.name.lower(),
-            "by_a_person": f"agentrl {spec.cli}",
+            "by_a_person": shlex.join(("agentrl", *grammar.words(spec.name, args))),
         }
         if consent.tier is Tier.DESTRUCTIVE:
             answer["warning"] = irrevocable(spec.reverse)

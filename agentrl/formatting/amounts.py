@@ -1,11 +1,9 @@
-"""Formats durations, times, counts and bytes, and parses durations."""
+"""Formats durations, times, counts and bytes."""
 
 from __future__ import annotations
 
 import re
 import time
-
-from agentrl.errors import UsageError
 
 
 def age(seconds: float) -> str:
@@ -68,16 +66,3 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}" if count else "0"
         count /= 1024
     return f"{count:.3g} TiB"
-
-
-def seconds(text: str) -> float:
-    """Parses `90`, `90s`, `15m`, `2h`, `1d`. Raises UsageError."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    body, factor = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
-    try:
-        value = float(body) * factor
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e12:
-        raise UsageError(f"{text!r} is not a duration.", hint="Write 90s, 15m, 2h or 1d.")
-    return value

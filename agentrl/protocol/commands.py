@@ -330,3 +330,11 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("revoke_key", RevokeKey, "keys revoke", "Refuse a key from now on.", "", Permission.ADMIN),
     )
 }
+
+
+def act_of(args: Args) -> CommandSpec:
+    """The command that changes something with these arguments. Each has a type of arguments of its own."""
+    return COMMANDS[_ACTS[type(args)]]
+
+
+_ACTS: dict[type[Args], str] = {spec.args: spec.name for spec in COMMANDS.values() if spec.mutates}

@@ -6,10 +6,12 @@ names the unit together with the incarnation that the caller saw.
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar
+
 import msgspec
 
 from agentrl.protocol.effects import Effect, Tier
-from agentrl.protocol.knob import KnobValue
+from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import (
@@ -19,9 +21,21 @@ from agentrl.protocol.rows import (
     GroupRow,
     HostRow,
     IncidentRow,
+    KnobRow,
     OperationRow,
     RunRow,
     UnitRow,
+)
+from agentrl.protocol.words import (
+    PART,
+    PROGRAM,
+    Count,
+    Duration,
+    Incarnation,
+    SettingValue,
+    argument,
+    option,
+    rest,
 )
 
 # ---- queries ----
@@ -34,6 +48,8 @@ class Status(Args, frozen=True):
 class Snapshot(Args, frozen=True):
     """-> SnapshotRow..., SnapshotEnd"""
 
+    typed: ClassVar[bool] = False
+
     kinds: tuple[str, ...] = ()
 
 
@@ -44,21 +60,23 @@ class Why(Args, frozen=True):
 class ShowOperation(Args, frozen=True):
     """-> OperationRow"""
 
+    typed: ClassVar[bool] = False
     id: str
 
 
 class Events(Args, frozen=True):
     """-> list[OperationRow | IncidentRow | AuditRow | AlertRow], oldest first."""
 
-    kinds: tuple[str, ...] = ()
+    kinds: Annotated[tuple[str, ...], option("--kind", metavar="KIND")] = ()
     """operation, incident, audit, knob, alert; empty means all."""
-    after_at: float = 0.0
-    limit: int = 200
+    after_at: Annotated[float, PROGRAM] = 0.0
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 200
 
 
 class ReadLogs(Args, frozen=True):
     """-> LogChunk"""
 
+    typed: ClassVar[bool] = False
     unit: str
     incarnation: int = 0
     """0 the current one, -1 the one before."""
@@ -69,13 +87,13 @@ class ReadLogs(Args, frozen=True):
 class Knobs(Args, frozen=True):
     """-> list[KnobRow]"""
 
-    name: str = ""
+    name: Annotated[str, argument("KNOB")] = ""
 
 
 class KnobHistory(Args, frozen=True):
     """-> list[AuditRow]"""
 
-    name: str
+    name: Annotated[str, argument("KNOB")]
 
 
 class Alerts(Args, frozen=True):
@@ -95,6 +113,7 @@ class ListKeys(Args, frozen=True):
 class Apply(Args, frozen=True):
     """Make the run equal to this configuration."""
 
+    typed: ClassVar[bool] = False
     config: dict[str, msgspec.Raw]
     """The resolved configuration, as `agentrl.config` dumps it."""
     source: str = ""
@@ -103,108 +122,184 @@ class Apply(Args, frozen=True):
     reading: bool = False
     """Bring up only the groups needed to read records, with their last configuration; `config` is ignored."""
 
+    def title(self, seen: object = None) -> str:
+        return f"up {self.source.rpartition('/')[2]}".strip()
+
 
 class Down(Args, frozen=True):
     """Stop everything, scan every host, end the coordinator."""
 
     now: bool = False
-    unless_up: bool = False
+    unless_up: Annotated[bool, PROGRAM] = False
     """Refuse if the run should be up. A failed `up` uses this to end its own coordinator without ending a run that is
     up."""
 
+    def title(self, seen: object = None) -> str:
+        return "take the run down"
+
 
 class Scale(Args, frozen=True):
-    group: str
-    to: int | None = None
-    by: int | None = None
+    group: Annotated[str, argument("ROLE")]
+    to: Annotated[int | None, argument("N|+1|-1", Count(), required=True)] = None
+    by: Annotated[int | None, PART] = None
     """A difference, made absolute at acceptance. Exactly one of `to` and `by` is given."""
-    seen: int | None = None
+    seen: Annotated[int | None, option("--seen", metavar="N")] = None
     """The count that the caller saw. The command is refused if the desired count has changed since."""
 
     def problem(self) -> str:
         one = (self.to is None) != (self.by is None)
         return "" if one else "scale needs either a number of units (`to`) or a difference such as +1 (`by`)."
 
+    def title(self, seen: object = None) -> str:
+        return f"scale {self.group} {f'to {self.to}' if self.by is None else f'by {self.by:+d}'}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        """Refused, like the command, if another person has scaled the group since."""
+        known = self.seen is not None and self.to is not None
+        return Scale(self.group, to=self.seen, seen=self.to) if known else None
+
 
 class DrainUnits(Args, frozen=True):
     """Stop one unit, or all units of a host, after they finished their work."""
 
-    unit: str = ""
+    unit: Annotated[str, argument("UNIT", Incarnation())] = ""
     host: str = ""
-    incarnation: int = 0
+    incarnation: Annotated[int, PART] = 0
     cancel: bool = False
 
     def problem(self) -> str:
         return "" if bool(self.unit) != bool(self.host) else "drain needs either a unit or a host."
 
+    def title(self, seen: object = None) -> str:
+        if self.host:
+            return f"take work on host {self.host} again" if self.cancel else f"drain host {self.host}"
+        return f"{'work on,' if self.cancel else 'drain'} {_living(self.unit, self.incarnation)}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return None if self.cancel else msgspec.structs.replace(self, cancel=True)
+
 
 class Restart(Args, frozen=True):
     """Raise the desired generation of a unit, or of all units of a group."""
 
-    target: str
-    incarnation: int = 0
+    target: Annotated[str, argument("TARGET", Incarnation())]
+    incarnation: Annotated[int, PART] = 0
     now: bool = False
     """Without draining."""
+
+    def title(self, seen: object = None) -> str:
+        if isinstance(seen, GroupRow):
+            return f"restart all of {self.target}"
+        if not self.incarnation:
+            return f"start {self.target} again"
+        return f"restart {_living(self.target, self.incarnation)}{' at once' if self.now else ''}"
 
 
 class Stop(Args, frozen=True):
     """The unit is not wanted until `restart` or `up`."""
 
-    unit: str
-    incarnation: int = 0
+    unit: Annotated[str, argument("UNIT", Incarnation())]
+    incarnation: Annotated[int, PART] = 0
     now: bool = False
+
+    def title(self, seen: object = None) -> str:
+        return f"{'kill' if self.now else 'stop'} {_living(self.unit, self.incarnation)}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return Restart(self.unit)
 
 
 class Pause(Args, frozen=True):
-    target: str = "run"
+    target: Annotated[str, argument("TARGET")] = "run"
     """A unit, a group, or `run`."""
+
+    def title(self, seen: object = None) -> str:
+        return f"pause {self.target}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return Resume(self.target)
 
 
 class Resume(Args, frozen=True):
-    target: str = "run"
+    target: Annotated[str, argument("TARGET")] = "run"
+
+    def title(self, seen: object = None) -> str:
+        return f"resume {self.target}"
 
 
 class Tune(Args, frozen=True):
-    name: str
-    value: KnobValue
-    seen_revision: int | None = None
+    name: Annotated[str, argument("KNOB")]
+    value: Annotated[KnobValue, argument("VALUE", SettingValue())]
+    seen_revision: Annotated[int | None, option("--seen", metavar="REVISION")] = None
     """The revision that the caller saw. The command is refused if the knob was changed since."""
-    note: str = ""
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
+
+    def title(self, seen: object = None) -> str:
+        before = f"{plain_value(seen.value)} " if isinstance(seen, KnobRow) else ""
+        return f"{self.name}: {before}→ {plain_value(self.value)}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return None if self.seen_revision is None else UndoTune(self.name, self.seen_revision + 1)
 
 
 class UndoTune(Args, frozen=True):
     """Restore the value that a knob had before its last change."""
 
-    name: str
-    seen_revision: int | None = None
+    name: Annotated[str, argument("KNOB")]
+    seen_revision: Annotated[int | None, option("--seen", metavar="REVISION")] = None
+
+    def title(self, seen: object = None) -> str:
+        if isinstance(seen, KnobRow) and self.seen_revision == seen.revision + 1:
+            return f"{self.name} back to {plain_value(seen.value)}"
+        return f"take back the last change of {self.name}"
 
 
 class Acknowledge(Args, frozen=True):
-    id: str
+    id: Annotated[str, argument("ALERT")]
+
+    def title(self, seen: object = None) -> str:
+        return f"acknowledge {self.id}"
 
 
 class Silence(Args, frozen=True):
-    id: str
+    id: Annotated[str, argument("ALERT|RULE")]
     """An alert's id, or a rule's name."""
-    for_s: float = 3600.0
-    why: str = ""
+    for_s: Annotated[float, option("--for", metavar="TIME", form=Duration())] = 3600.0
+    why: Annotated[str, option("--why", metavar="TEXT")] = ""
+
+    def title(self, seen: object = None) -> str:
+        if not self.for_s:
+            return f"end the silence of {self.id}"
+        return f"silence {self.id} for {Duration().text(self.for_s)}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return Silence(self.id, 0.0, self.why) if self.for_s else None
 
 
 class SendTestAlert(Args, frozen=True):
     """Send a test through every sink."""
 
+    def title(self, seen: object = None) -> str:
+        return "send a test alert"
+
 
 class CollectStacks(Args, frozen=True):
     """Write the stacks of all units into one file; the result of the operation names it."""
 
-    units: tuple[str, ...] = ()
+    units: Annotated[tuple[str, ...], rest("UNIT")] = ()
+
+    def title(self, seen: object = None) -> str:
+        return f"stacks of {', '.join(self.units) or 'all units'}"
 
 
 class ForceStopped(Args, frozen=True):
     """A person declares a lost unit dead, so that it may be replaced or forgotten."""
 
-    unit: str
-    incarnation: int
+    unit: Annotated[str, argument("UNIT", Incarnation())]
+    incarnation: Annotated[int, PART]
+
+    def title(self, seen: object = None) -> str:
+        return f"vouch that {_living(self.unit, self.incarnation)} is dead"
 
 
 class ForgetHost(Args, frozen=True):
@@ -212,25 +307,48 @@ class ForgetHost(Args, frozen=True):
 
     host: str
 
+    def title(self, seen: object = None) -> str:
+        return f"say that host {self.host} is gone for good"
+
 
 class RemoveHost(Args, frozen=True):
     """A host that answers leaves the run: its units are placed elsewhere or wait, then its agent ends."""
 
     host: str
 
+    def title(self, seen: object = None) -> str:
+        return f"remove host {self.host} from the run"
+
 
 class AddKey(Args, frozen=True):
+    typed: ClassVar[bool] = False
     name: str
     public: str
     permission: Permission
+
+    def title(self, seen: object = None) -> str:
+        return f"admit the key {self.name} as {self.permission.value}"
+
+    def undo(self, seen: object = None) -> Args | None:
+        return RevokeKey(self.name)
 
 
 class RotateKeys(Args, frozen=True):
     """Replace the run's HTTP token, and the authority and certificates of its tunnels."""
 
+    def title(self, seen: object = None) -> str:
+        return "replace the secrets of the run"
+
 
 class RevokeKey(Args, frozen=True):
     name: str
+
+    def title(self, seen: object = None) -> str:
+        return f"revoke the key {self.name}"
+
+
+def _living(unit: str, incarnation: int) -> str:
+    return f"{unit}.{incarnation}" if incarnation else unit
 
 
 # ---- results ----

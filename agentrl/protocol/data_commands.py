@@ -6,12 +6,13 @@ are UTC; a page begins after the last row of the page before, so pages neither r
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
+from agentrl.protocol.words import PROGRAM, option
 
 
 class ListRows(Args, frozen=True):
@@ -23,7 +24,7 @@ class ListRows(Args, frozen=True):
     """Fields separated by commas; `-` before a field means descending. Empty sorts by id."""
     after: str = ""
     """The `after` of the previous page, or the id of a row."""
-    limit: int = 100
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 100
 
 
 class ListCalls(ListRows, frozen=True):
@@ -63,11 +64,11 @@ class ShowRecord(Args, frozen=True):
 
     id: str
     after_turn: int = -1
-    limit: int = 100
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 100
     """Turns."""
     chars: int = 4000
     """Characters of each text; a longer text keeps both ends. 0 means no limit."""
-    marks: bool = False
+    marks: Annotated[bool, PROGRAM] = False
     """Texts keep the marks of their images (`agentrl.tokens.image_marks`) instead of words for them."""
 
 
@@ -94,6 +95,7 @@ class RecordStory(msgspec.Struct, frozen=True, omit_defaults=True):
 class ReadImage(Args, frozen=True):
     """-> ImagePart"""
 
+    typed: ClassVar[bool] = False
     id: str
     """The SHA-256 of its bytes, as marks and exports name it."""
     offset: int = 0
@@ -133,6 +135,7 @@ class CallStory(msgspec.Struct, frozen=True, omit_defaults=True):
 class RecordTokens(Args, frozen=True):
     """-> TokenPart"""
 
+    typed: ClassVar[bool] = False
     id: str
     start: int = 0
     """The first token to send."""
@@ -177,6 +180,7 @@ class TokenPart(msgspec.Struct, frozen=True, omit_defaults=True):
 class ExportRecords(Args, frozen=True):
     """-> ExportPart"""
 
+    typed: ClassVar[bool] = False
     filter: str = ""
     form: Literal["trajectories", "dataset"] = "trajectories"
     """`dataset`: rows that a dataset and demonstrations are read from."""
@@ -204,7 +208,7 @@ class ToolErrors(Args, frozen=True):
 
     filter: str = ""
     """A query on fields of tool calls. A call that could not be parsed has the status `malformed`."""
-    limit: int = 50
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 50
 
 
 class ToolErrorSample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -302,6 +306,7 @@ class StalenessReport(msgspec.Struct, frozen=True, omit_defaults=True):
 class PastPreview(Args, frozen=True):
     """-> PastChange"""
 
+    typed: ClassVar[bool] = False
     name: str
     """A knob that looks back."""
     value: KnobValue
@@ -320,4 +325,4 @@ class ListReviews(Args, frozen=True):
     """-> Page, of records without a verdict that a person should look at: suspicious ones, then random ones."""
 
     filter: str = ""
-    limit: int = 20
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 20

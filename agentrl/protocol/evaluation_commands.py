@@ -7,17 +7,18 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from agentrl.protocol.message_base import Args
+from agentrl.protocol.words import option
 
 
 class ListEvaluations(Args, frozen=True):
     """-> list[EvaluationRow], the newest version first."""
 
-    limit: int = 20
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 20
     """Versions."""
 
 
@@ -60,6 +61,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, omit_defaults=True):
 class ShowEvaluation(Args, frozen=True):
     """-> EvaluationStory"""
 
+    typed: ClassVar[bool] = False
     version: int
     after: str = ""
     """The key of the last attempt of the answer before this one."""

@@ -5,11 +5,12 @@ Invariant: rows contain no keys, questions or answers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from agentrl.protocol.message_base import Args
+from agentrl.protocol.words import PROGRAM, option
 
 
 class OtherModels(Args, frozen=True):
@@ -19,10 +20,10 @@ class OtherModels(Args, frozen=True):
     """Only the calls that were made for this record."""
     failed: bool = False
     """Only calls with an error."""
-    limit: int = 20
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 20
     model: str = ""
     """Only the calls of this model."""
-    purpose: str = ""
+    purpose: Annotated[str, PROGRAM] = ""
     """Only the calls for this purpose."""
 
 

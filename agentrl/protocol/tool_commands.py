@@ -8,11 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from agentrl.protocol.message_base import Args
+from agentrl.protocol.words import PART, PROGRAM, ServerOrSandbox, argument, option, rest
 
 MOST_ROWS = 2_000
 """The most rows of one list of one toolbox."""
@@ -188,12 +189,13 @@ class ExecOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 class ListToolServers(Args, frozen=True):
     """-> JoinedRows[ToolServerRow]"""
 
-    server: str = ""
+    server: Annotated[str, PROGRAM] = ""
 
 
 class ListTools(Args, frozen=True):
     """-> JoinedRows[ToolRow]"""
 
+    typed: ClassVar[bool] = False
     server: str = ""
 
 
@@ -204,19 +206,20 @@ class ListSandboxes(Args, frozen=True):
     filter: str = ""
     """A query in the language of `agentrl.filters`."""
     sort: str = ""
-    limit: int = 200
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 200
 
 
 class ListToolSessions(Args, frozen=True):
     """-> JoinedRows[ToolSessionRow], the oldest first."""
 
     server: str = ""
-    limit: int = 200
+    limit: Annotated[int, option("--limit", "-n", metavar="N")] = 200
 
 
 class ToolLogs(Args, frozen=True):
     """-> JoinedRows[ToolLogLine], the oldest first."""
 
+    typed: ClassVar[bool] = False
     name: str
     """A server, or a sandbox."""
     after: dict[str, int] = msgspec.field(default_factory=dict)
@@ -228,12 +231,12 @@ class ToolLogs(Args, frozen=True):
 class RestartTool(Args, frozen=True):
     """Replace the sandboxes of a server, or one of them."""
 
-    server: str = ""
-    sandbox: str = ""
+    server: Annotated[str, argument("SERVER|SANDBOX", ServerOrSandbox(), required=True)] = ""
+    sandbox: Annotated[str, PART] = ""
     """A whole id. Exactly one of `server` and `sandbox` is given."""
     now: bool = False
     """End them at once, with their sessions. Otherwise each ends when no session uses it."""
-    note: str = ""
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
     def problem(self) -> str:
         return "" if bool(self.server) != bool(self.sandbox) else "Name either a tool server or a sandbox."
@@ -241,17 +244,23 @@ class RestartTool(Args, frozen=True):
     def incarnation_named(self) -> str:
         return self.sandbox.rpartition("/")[0]
 
+    def title(self, seen: object = None) -> str:
+        return f"restart {self.server or self.sandbox}{' at once' if self.now else ''}"
+
 
 class ReleaseSession(Args, frozen=True):
     """Close a session and cancel its calls. The attempt of its record ends as an infrastructure failure."""
 
     session: str
-    toolbox: str
+    toolbox: Annotated[str, option("--toolbox", metavar="INCARNATION")]
     """The incarnation in which it is open."""
-    note: str = ""
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
     def incarnation_named(self) -> str:
         return self.toolbox
+
+    def title(self, seen: object = None) -> str:
+        return f"release {self.session}"
 
 
 class ExecInSandbox(Args, frozen=True):
@@ -259,9 +268,9 @@ class ExecInSandbox(Args, frozen=True):
 
     sandbox: str
     """A whole id."""
-    command: tuple[str, ...]
-    within_s: float = 30.0
-    note: str = ""
+    command: Annotated[tuple[str, ...], rest("PROGRAM")]
+    within_s: Annotated[float, option("--within", metavar="SECONDS")] = 30.0
+    note: Annotated[str, option("--note", metavar="TEXT")] = ""
 
     def problem(self) -> str:
         if not self.command or not self.command[0]:
@@ -271,10 +280,14 @@ class ExecInSandbox(Args, frozen=True):
     def incarnation_named(self) -> str:
         return self.sandbox.rpartition("/")[0]
 
+    def title(self, seen: object = None) -> str:
+        return f"run {self.command[0]} in {self.sandbox}"
+
 
 class ShowExecOutput(Args, frozen=True):
     """-> JoinedRows[ExecOutput], of one or no operation."""
 
+    typed: ClassVar[bool] = False
     operation: str
 
 

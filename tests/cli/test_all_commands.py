@@ -21,6 +21,7 @@ from agentrl.errors import ExitCode
 from agentrl.filters.fields import SANDBOXES
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import parse_sort
+from agentrl.protocol import grammar
 from agentrl.protocol.commands import COMMANDS
 from agentrl.queries import dispatcher
 from agentrl.queries.record_verbs import VERBS as VERBS_OF_RECORDS
@@ -56,6 +57,19 @@ def test_every_entry_of_the_table_has_its_command(spec: Any) -> None:
     assert flags <= options_of(VERBS[verb])
     if spec.mutates:
         assert {"--yes", "--dry-run", "--no-wait", "--timeout"} <= options_of(VERBS[verb])
+
+
+@pytest.mark.parametrize("syntax", grammar.syntaxes().values(), ids=lambda syntax: syntax.command)
+def test_shell_takes_every_word_of_the_grammar(syntax: grammar.Syntax) -> None:
+    command = VERBS[syntax.verb]
+    own = {name for slot in syntax.options for name in slot.names}
+    shared = {*grammar.SHARED, *(grammar.ACTING if syntax.mutates else ())}
+    assert own | shared <= options_of(command)
+    taken = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    assert len(taken) >= len(syntax.arguments)
+    for slot, parameter in zip(syntax.arguments, taken, strict=False):
+        assert (parameter.nargs == -1) == slot.many
+        assert not parameter.required or slot.required
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

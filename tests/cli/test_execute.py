@@ -24,11 +24,11 @@ from agentrl.cli.options import Cli
 from agentrl.cli.units import parse_count
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
-from agentrl.formatting.amounts import seconds
 from agentrl.formatting.row_text import knob_range
 from agentrl.protocol import control_commands, rows
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
+from agentrl.protocol.words import seconds
 from tests.cli.conftest import PROGRAM, CommandResult, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.waiting import PATIENCE_S, eventually

@@ -81,7 +81,7 @@ async def test_command_without_a_key_is_only_proposed(run: Scripted) -> None:
         proposed = await call(assistant, "scale", group="web", by=-1)
         assert proposed["tier"] == "disruptive"
         assert "web-1" in proposed["sentence"]
-        assert proposed["by_a_person"] == "agentrl scale"
+        assert proposed["by_a_person"] == "agentrl scale web -1"
         assert "proposal" not in proposed
         assert "no tool" in (await call(assistant, tool_list.EXECUTE, proposal="x"))["error"]["message"]
     assert run.received == [("scale", Scale("web", by=-1), True)]

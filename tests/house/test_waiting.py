@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import AgentrlError
-from agentrl.formatting.amounts import seconds
+from agentrl.protocol.words import seconds
 from tests.waiting import aeventually, eventually
 
 EARLY: list[Callable[[], Any]] = [

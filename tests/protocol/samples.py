@@ -71,6 +71,8 @@ def _struct(kind: type[Any], numbers: Iterator[int], *, bare: bool) -> Any:
 
 
 def _value(kind: Any, name: str, numbers: Iterator[int]) -> Any:
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
     number = next(numbers)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):

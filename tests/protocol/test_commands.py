@@ -12,7 +12,7 @@ from agentrl.client import Client
 from agentrl.client.command_methods import CommandMethods, Method
 from agentrl.errors import ProtocolError
 from agentrl.protocol import wire
-from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.commands import COMMANDS, CommandSpec, act_of
 from agentrl.protocol.control_commands import Accepted
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
@@ -93,6 +93,15 @@ def test_row_of_the_table_is_complete(spec: CommandSpec) -> None:
         assert spec.tier(Effect(kills=("web-0",))) is (Tier.NONE if only_looks else Tier.DISRUPTIVE)
         assert spec.tier(Effect(displaces=("an attempt ends",))) is (Tier.NONE if only_looks else Tier.DISRUPTIVE)
         assert spec.tier(Effect(loses=("everything",))) is (Tier.NONE if only_looks else Tier.DESTRUCTIVE)
+
+
+@pytest.mark.parametrize("spec", TABLE, ids=lambda spec: spec.name)
+def test_every_act_has_a_title_and_its_undo_is_the_reverse_of_the_table(spec: CommandSpec) -> None:
+    for args in (filled(spec.args), bare(spec.args)):
+        assert bool(args.title()) == spec.mutates
+        if (undo := args.undo()) is not None:
+            assert act_of(undo).name == spec.reverse
+    assert not spec.mutates or act_of(filled(spec.args)) is spec
 
 
 def test_sentence_of_an_effect_says_what_happens_to_each_unit() -> None:

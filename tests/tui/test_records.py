@@ -14,9 +14,9 @@ from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward_answers import RECORD, answers, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.model import data_tables, pending_commands
+from tui.model import data_tables
 from tui.model.notices import Notices
-from tui.views.records import Records
+from tui.views.records import CHANGES, Records
 
 
 async def test_filter_is_sent_to_the_steward_when_it_is_entered(coordinator: Scripted) -> None:
@@ -329,7 +329,7 @@ async def test_selected_and_marked_records_are_excluded(coordinator: Scripted) -
             await screen.press(key)
             await screen.shows("preview it")
             await screen.press("enter")
-            sent = pending_commands.RECORD_VERBS[verb].args((RECORD,))
+            sent = CHANGES[verb]((RECORD,))
             await aeventually(lambda verb=verb, sent=sent: coordinator.sent(f"{verb}_records") == [sent])  # type: ignore[misc]
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from textual.app import App
 
+from agentrl.protocol.data_changes import RollBack
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.model import pending_commands
 from tui.model.pending_commands import PendingCommand
 
 
 def ask_rollback(app: App[Any], checkpoint: str, perform: Callable[[PendingCommand], None]) -> None:
     def then(values: Values | None) -> None:
         if values is not None:
-            perform(pending_commands.rollback(checkpoint, values[0].strip()))
+            perform(PendingCommand(RollBack(checkpoint, values[0].strip())))
 
     def wrong(values: Values) -> str:
         return "" if values[0].strip() else "A rollback needs a reason."

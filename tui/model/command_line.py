@@ -2,19 +2,27 @@
 
 Invariants:
 - A line that is not understood completely does nothing and is answered with a sentence.
+- A command has the same words and the same meaning as in a shell. `agentrl.protocol.grammar` reads both.
 - Targets are looked up in the mirror, so a command names the incarnation that is on the screen.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from agentrl.errors import AgentrlError, UnknownNameError, UsageError
-from agentrl.formatting.amounts import counted, seconds
+from agentrl.formatting.amounts import counted
 from agentrl.formatting.names import nearest
-from agentrl.protocol.rows import AlertRow, KnobRow, UnitRow
+from agentrl.protocol import control_commands, data_commands, grammar, tool_commands
+from agentrl.protocol.commands import CommandSpec
+from agentrl.protocol.message_base import Args
+from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, UnitRow
+from agentrl.protocol.words import PART, Incarnation, SettingValue, argument, option
 from tui.model import pending_commands
 from tui.model.mirror import Mirror
 from tui.model.pending_commands import PendingCommand
@@ -28,251 +36,242 @@ class Destination:
     subject: str = ""
     earlier: int = 0
     """The incarnation of logs: how many before the present one, or its number."""
+    filter: str = ""
+    sort: str = ""
 
 
+class Logs(Args, frozen=True):
+    """`logs UNIT`, as far as the view of logs can show it."""
+
+    unit: Annotated[str, argument("UNIT", Incarnation())]
+    incarnation: Annotated[int, PART] = 0
+    previous: bool = False
+    follow: bool = False
+    grep: Annotated[str, option("--grep", "-g", metavar="REGEX")] = ""
+
+
+class Runs(Args, frozen=True):
+    """`runs`: the list of runs."""
+
+
+class ShowServer(Args, frozen=True):
+    """`tools show SERVER`: its sandboxes and sessions."""
+
+    server: str
+
+
+_OWN = (
+    grammar.syntax_of("logs", Logs, "logs"),
+    grammar.syntax_of("runs", Runs, "runs"),
+    grammar.syntax_of("tools show", ShowServer, "tools show"),
+)
+"""Lines of the shell that are not commands of the table, but have a view here."""
 _VIEWS = {
     "status": "overview",
     "why": "why",
-    "events": "events",
-    "records": "records",
-    "steps": "training",
-    "runs": "runs",
+    "list_steps": "training",
     "accounting": "accounting",
-    "eval": "evaluations",
-    "models": "other-models",
+    "list_evaluations": "evaluations",
+    "other_models": "other-models",
+    "list_keys": "keys",
+    "list_tool_servers": "tools",
+    "alerts": "alerts",
 }
-VERBS = (
-    *_VIEWS,
-    *("scale", "drain", "restart", "stop", "pause", "resume", "stacks", "logs", "tune", "alerts"),
-    *("tasks", "checkpoints", "review", "rollback", "keys", "tools", "down"),
-)
+_FILTERED = {
+    "list_tasks": "tasks",
+    "list_checkpoints": "checkpoints",
+    "list_reviews": "review",
+    "tool_errors": "tool-errors",
+}
+"""Views that take the filter of the command line."""
+_PAGES = {"show_record": "record", "show_task": "task", "show_step": "step", "show_checkpoint": "checkpoint"}
+_ALONE = ("alerts", "checkpoints", "eval", "keys", "records", "review", "steps", "tasks", "tools")
+"""Words that open their list without the word `list`."""
+_OF_A_SHELL = {
+    "--yes": "The console shows the effect and asks before it is dangerous.",
+    "--json": "The console shows the answer on a screen.",
+    "--no-color": "`agentrl tui` has options for colours.",
+    "--no-wait": "The console never waits; the notice line shows how the operation ends.",
+    "--timeout": "The console never waits; the notice line shows how the operation ends.",
+}
+"""Options that mean nothing here, and what the console does instead."""
+VERBS = tuple(dict.fromkeys((*grammar.verbs(), *(own.verb[0] for own in _OWN))))
 """The first words of all lines."""
-VERDICTS = ("good", "bad", "golden", "none")
 
 
-def parse(text: str, mirror: Mirror) -> PendingCommand | Destination:
-    """Parse a line. Raises an error with a sentence if it has no meaning here."""
+def parse(text: str, mirror: Mirror, target: Sequence[str] = ()) -> PendingCommand | Destination:
+    """Parse a line. Raises an error with a sentence if it has no meaning here.
+
+    `target`: the options with which a shell reaches the run of this console.
+    """
     try:
         words = shlex.split(text)
     except ValueError as broken:
         raise UsageError(f"{text}: {broken}.") from None
     if words[:1] == ["agentrl"]:
         del words[0]
-    for option in ("--run", "--key"):
-        if option in words:
-            at = words.index(option)
-            del words[at : at + 2]
     if not words:
         raise UsageError(
             "Nothing was typed.", hint="Try `restart UNIT`, `scale GROUP +1`, `tune KNOB VALUE`, `logs UNIT`."
         )
-    return _Line(words, mirror).meaning()
+    if words[0] not in VERBS:
+        raise UsageError(
+            f"The console has no verb {words[0]!r}.",
+            hint=f"{_meant(words[0], VERBS)}`?` lists the keys; any other verb works in a shell.",
+        )
+    for own in _OWN:
+        if tuple(words[: len(own.verb)]) == own.verb:
+            args, shared = own.read(words[len(own.verb) :])
+            _check_shared(shared, mirror, target)
+            return _own_destination(args, mirror)
+    if len(words) == 1 and words[0] in _ALONE:
+        words.append("list")
+    line = grammar.parse(words)
+    _check_shared(line.shared, mirror, target)
+    if not line.spec.mutates:
+        return _destination(line.spec, line.args, mirror)
+    pending = _Targets(mirror).pending(line.args)
+    return dataclasses.replace(pending, preview_only="--dry-run" in line.shared)
 
 
 def begins_as_command(text: str) -> bool:
     return text.removeprefix("agentrl ").split(maxsplit=1)[:1] in [[verb] for verb in VERBS]
 
 
-class _Line:
-    def __init__(self, words: list[str], mirror: Mirror) -> None:
-        self._verb, rest = words[0], words[1:]
-        self._flags = {word for word in rest if word.startswith("--")}
-        self._values = dict[str, str]()
-        rest = ["--environment" if word == "-e" else word for word in rest]
-        for option in ("--note", "--why", "--for", "--environment", "--to", "--reason", "--server", "--sort"):
-            if option in rest and rest.index(option) + 1 < len(rest):
-                at = rest.index(option)
-                self._values[option] = rest[at + 1]
-                del rest[at : at + 2]
-        self._rest = [word for word in rest if not word.startswith("--")]
+def _check_shared(shared: Mapping[str, str], mirror: Mirror, target: Sequence[str]) -> None:
+    for name, value in shared.items():
+        name = "--yes" if name == "-y" else name
+        if name in _OF_A_SHELL:
+            raise UsageError(f"{name} belongs to a shell.", hint=f"{_OF_A_SHELL[name]} Leave {name} out.")
+        here = (name, value) in itertools.pairwise(target) or (name == "--run" and value == mirror.name)
+        if name in ("--run", "--key") and not here:
+            raise UsageError(
+                f"This console shows the run {mirror.name}, and not that of {name} {value}.",
+                hint=f"Leave {name} out, or open the other run: `runs` lists them.",
+            )
+
+
+def _own_destination(args: Args, mirror: Mirror) -> Destination:
+    match args:
+        case Logs(unit=unit, incarnation=incarnation, previous=previous, grep=grep):
+            if mirror.unit(unit) is None:
+                raise _Targets(mirror).no_unit(unit, unit)
+            if incarnation and previous:
+                raise UsageError(f"{unit}.{incarnation} names an incarnation already.", hint="Leave --previous out.")
+            return Destination("logs", unit, incarnation or -int(previous), filter=grep)
+        case ShowServer(server=server):
+            return Destination("tools", server)
+    return Destination("runs")
+
+
+def _destination(spec: CommandSpec, args: Args, mirror: Mirror) -> Destination:
+    """The view that shows the answer of a query. A view that cannot do all that the line asks for is not opened."""
+    match args:
+        case control_commands.Events(kinds=(kind,)):
+            honoured, place = {"kinds"}, Destination("events", kind)
+        case control_commands.Events():
+            honoured, place = set[str](), Destination("events")
+        case control_commands.Knobs(name=name):
+            honoured, place = {"name"}, Destination("tuning", _Targets(mirror).knob(name).name if name else "")
+        case tool_commands.ListSandboxes(server=server) | tool_commands.ListToolSessions(server=server):
+            honoured, place = {"server"}, Destination("tools", server)
+        case data_commands.ShowOne(id=id) | data_commands.ShowRecord(id=id) if spec.name in _PAGES:
+            honoured, place = {"id"}, Destination(_PAGES[spec.name], id)
+        case data_commands.ListRows(filter=filter, sort=sort) if spec.name == "list_records":
+            honoured, place = {"filter", "sort"}, Destination("records", filter=filter, sort=sort)
+        case _ if spec.name in _FILTERED:
+            honoured, place = {"filter"}, Destination(_FILTERED[spec.name], filter=getattr(args, "filter", ""))
+        case _ if spec.name in _VIEWS:
+            honoured, place = set[str](), Destination(_VIEWS[spec.name])
+        case _:
+            raise UsageError(f"The console has no view for `{spec.cli}`.", hint="It works in a shell.")
+    for slot in grammar.syntaxes()[spec.name].slots:
+        if slot.field not in honoured and getattr(args, slot.field) != slot.default:
+            raise UsageError(
+                f"The view of `{spec.cli}` does not take {slot.names[0]}.",
+                hint=f"Leave {slot.names[0]} out, or use a shell.",
+            )
+    return place
+
+
+class _Targets:
+    """Finds what a command names in the mirror."""
+
+    def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
 
-    def meaning(self) -> PendingCommand | Destination:
-        verb, mirror = self._verb, self._mirror
-        if verb == "records" and self._rest[:1] and self._rest[0] in pending_commands.RECORD_VERBS:
-            return self._stored()
-        if verb in _VIEWS:
-            return Destination(_VIEWS[verb])
-        match verb:
-            case "scale":
-                return self._scale()
-            case "drain" if "--host" in self._flags:
-                return pending_commands.drain_host(self._one("host"), cancel="--cancel" in self._flags)
-            case "drain":
-                unit = self._unit()
-                return (
-                    pending_commands.cancel_drain(unit) if "--cancel" in self._flags else pending_commands.drain(unit)
-                )
-            case "restart":
-                return self._restart()
-            case "stop":
-                unit = self._unit()
-                return (
-                    pending_commands.vouch(unit)
-                    if "--force" in self._flags
-                    else pending_commands.stop(unit, now=self._now)
-                )
-            case "pause" | "resume":
-                target = self._rest[0] if self._rest else "run"
-                if target != "run" and not mirror.group(target):
-                    self._unit()
-                return pending_commands.pause(target) if verb == "pause" else pending_commands.resume(target)
-            case "stacks":
-                return pending_commands.stacks([self._known(name).unit for name in self._rest])
-            case "logs":
-                return self._logs()
-            case "tune":
-                return self._tune()
-            case "alerts":
-                return self._alerts()
-            case "tasks" | "checkpoints" | "keys" | "review":
-                return self._stored()
-            case "rollback":
-                return self._rollback()
-            case "tools":
-                return self._tools()
-            case "down":
-                return pending_commands.down(now=self._now)
-        raise UsageError(
-            f"The console has no verb {verb!r}.",
-            hint=f"{_meant(verb, VERBS)}`?` lists the keys; any other verb works in a shell.",
-        )
+    def pending(self, args: Args) -> PendingCommand:
+        match args:
+            case control_commands.Scale():
+                return self._scale(args)
+            case control_commands.DrainUnits(unit=unit) if unit:
+                row = self._unit(unit, args.incarnation)
+                return pending_commands.drain(row, cancel=args.cancel)
+            case control_commands.Restart():
+                if group := self._mirror.group(args.target):
+                    return pending_commands.restart_group(group, now=args.now)
+                return pending_commands.restart(self._unit(args.target, args.incarnation), now=args.now)
+            case control_commands.Stop():
+                return pending_commands.stop(self._unit(args.unit, args.incarnation), now=args.now)
+            case control_commands.ForceStopped():
+                return pending_commands.vouch(self._unit(args.unit, args.incarnation))
+            case control_commands.Pause(target=target) | control_commands.Resume(target=target):
+                if target != "run" and not self._mirror.group(target):
+                    self._unit(target, 0)
+            case control_commands.CollectStacks():
+                for name in args.units:
+                    self._unit(name, 0)
+            case control_commands.Tune():
+                return self._tune(args)
+            case control_commands.UndoTune():
+                return pending_commands.undo_tune(self.knob(args.name), args.seen_revision)
+            case control_commands.Acknowledge() | control_commands.Silence():
+                self._alert(args.id)
+            case tool_commands.ExecInSandbox():
+                raise UsageError("The console does not show what a program in a sandbox writes.", hint="Use a shell.")
+        return PendingCommand(args)
 
-    def _tools(self) -> PendingCommand | Destination:
-        match self._rest:
-            case ["restart", name]:
-                of = {"sandbox": name} if "/" in name else {"server": name}
-                return pending_commands.restart_tool(**of, now=self._now)
-            case ["errors"]:
-                return Destination("tool-errors")
-            case ["show" | "sandboxes" | "sessions", *named]:
-                return Destination("tools", self._values.get("--server", named[0] if named else ""))
-            case [] | ["list"]:
-                return Destination("tools")
-        raise UsageError(f"The console does not take `tools {' '.join(self._rest)}`.", hint="It works in a shell.")
-
-    @property
-    def _now(self) -> bool:
-        return "--now" in self._flags
-
-    def _one(self, what: str) -> str:
-        if len(self._rest) != 1:
-            raise UsageError(f"`{self._verb}` wants one {what}.", hint=f"Try `{self._verb} {what.upper()}`.")
-        return self._rest[0]
-
-    def _unit(self) -> UnitRow:
-        return self._known(self._one("unit"))
-
-    def _known(self, name: str) -> UnitRow:
-        plain, dot, life = name.partition(".")
-        row = self._mirror.unit(plain)
+    def _unit(self, name: str, incarnation: int) -> UnitRow:
+        row = self._mirror.unit(name)
         if row is None:
-            raise self._no_unit(name, plain)
-        if dot and life != str(row.incarnation):
-            raise UnknownNameError(f"{name} is gone: {plain} lives as {plain}.{row.incarnation}.")
+            raise self.no_unit(f"{name}.{incarnation}" if incarnation else name, name)
+        if incarnation and incarnation != row.incarnation:
+            raise UnknownNameError(f"{name}.{incarnation} is gone: {name} lives as {name}.{row.incarnation}.")
         return row
 
-    def _no_unit(self, name: str, plain: str) -> UnknownNameError:
+    def no_unit(self, name: str, plain: str) -> UnknownNameError:
         meant = _meant(plain, [unit.unit for unit in self._mirror.of(UnitRow)])
         return UnknownNameError(f"There is no unit named {name}.", hint=meant.strip())
 
-    def _scale(self) -> PendingCommand:
-        if len(self._rest) != 2:
-            raise UsageError("`scale` wants a group and a number.", hint="Try `scale GROUP 4`, or +1, or -1.")
-        name, count = self._rest
+    def _group(self, name: str) -> GroupRow:
         row = self._mirror.group(name)
         if row is None:
             groups = [group.name for group in self._mirror.groups]
             raise UnknownNameError(f"There is no group named {name}.", hint=_meant(name, groups).strip())
-        body = count.lstrip("+-")
-        if not (body.isascii() and body.isdecimal() and len(body) < 10 and len(count) - len(body) < 2):
-            raise UsageError(f"{count!r} is not a number of units.", hint="Write 4, +1 or -1.")
-        to = int(count) if body == count else row.desired + int(count)
+        return row
+
+    def _scale(self, args: control_commands.Scale) -> PendingCommand:
+        row = self._group(args.group)
+        to = row.desired + (args.by or 0) if args.to is None else args.to
         if to < 0:
-            raise UsageError(f"{name} has {counted(row.desired, 'units')}; it cannot have {to}.")
-        return pending_commands.scale(row, to)
+            raise UsageError(f"{row.name} has {counted(row.desired, 'units')}; it cannot have {to}.")
+        return pending_commands.scale(row, to, args.seen)
 
-    def _restart(self) -> PendingCommand:
-        group = self._mirror.group(self._one("unit or group"))
-        return (
-            pending_commands.restart_group(group, now=self._now)
-            if group
-            else pending_commands.restart(self._unit(), now=self._now)
-        )
-
-    def _logs(self) -> Destination:
-        name = self._one("unit")
-        plain, dot, life = name.partition(".")
-        if self._mirror.unit(plain) is None:
-            raise self._no_unit(name, plain)
-        if dot and life.isdecimal():
-            return Destination("logs", plain, int(life))
-        return Destination("logs", plain, -1 if "--previous" in self._flags else 0)
-
-    def _tune(self) -> PendingCommand | Destination:
-        if not self._rest:
-            return Destination("tuning")
-        row = self._mirror.get(f"knob/{self._rest[0]}")
+    def knob(self, name: str) -> KnobRow:
+        row = self._mirror.get(f"knob/{name}")
         if not isinstance(row, KnobRow):
-            meant = _meant(self._rest[0], [knob.name for knob in self._mirror.of(KnobRow)])
-            raise UnknownNameError(f"There is no knob named {self._rest[0]}.", hint=f"{meant}5 lists them.")
-        if "--undo" in self._flags:
-            return pending_commands.undo_tune(row)
-        if len(self._rest) == 1:
-            return Destination("tuning", row.name)
-        return pending_commands.tune(row, row.verified().parse(self._rest[1]), self._values.get("--note", ""))
+            meant = _meant(name, [knob.name for knob in self._mirror.of(KnobRow)])
+            raise UnknownNameError(f"There is no knob named {name}.", hint=f"{meant}5 lists them.")
+        return row
 
-    def _stored(self) -> PendingCommand | Destination:
-        """`tasks requeue ID…`, `records exclude ID…`, `review mark VERDICT ID…`, `tasks add FILE -e NAME`,
-        `checkpoints pin ID`, `keys revoke NAME`; alone: the list."""
-        verb, rest = (self._rest or ["list"])[0], self._rest[1:]
-        match self._verb, verb, len(rest):
-            case _, "list", _:
-                return Destination(self._verb)
-            case "tasks", "requeue", count if count:
-                return pending_commands.requeue(rest, self._values.get("--note", ""))
-            case "records", _, count if count:
-                return pending_commands.change_records(verb, rest, self._values.get("--note", ""))
-            case "review", "mark", count if count > 1:
-                return pending_commands.review(self._verdict(rest[0]), rest[1:], self._values.get("--note", ""))
-            case "tasks", "add", 1 if "--environment" in self._values:
-                return pending_commands.add_tasks(rest[0], self._values["--environment"])
-            case "checkpoints", "pin", 1:
-                return pending_commands.pin(rest[0])
-            case "checkpoints", "unpin", 1:
-                return pending_commands.unpin(rest[0])
-            case "keys", "revoke", 1:
-                return pending_commands.revoke_key(rest[0])
-        raise UsageError(f"`{self._verb} {verb}` is not understood so.", hint="A shell understands all of it.")
+    def _tune(self, args: control_commands.Tune) -> PendingCommand:
+        row = self.knob(args.name)
+        value = row.verified().parse(SettingValue().text(args.value))
+        return pending_commands.tune(row, value, args.note, args.seen_revision)
 
-    @staticmethod
-    def _verdict(word: str) -> str:
-        if word not in VERDICTS:
-            raise UsageError(f"There is no verdict {word!r}.", hint=f"Verdicts are: {', '.join(VERDICTS)}.")
-        return word
-
-    def _rollback(self) -> PendingCommand:
-        to, reason = self._values.get("--to", ""), self._values.get("--reason", "")
-        if not to or not reason.strip():
-            raise UsageError("rollback needs --to CHECKPOINT|VERSION|best and --reason TEXT.", hint="8 C lists them.")
-        return pending_commands.rollback(to, reason, keep_knobs="--keep-knobs" in self._flags)
-
-    def _alerts(self) -> PendingCommand | Destination:
-        if not self._rest or self._rest[0] == "list":
-            return Destination("alerts")
-        if self._rest[0] == "test":
-            return pending_commands.send_test_alert()
-        named = self._rest[1] if len(self._rest) > 1 else ""
-        row = self._mirror.get(f"alert/{named}")
-        if not isinstance(row, AlertRow):
-            raise UnknownNameError(f"There is no alert {named!r}.", hint="4 lists them.")
-        if self._rest[0] == "ack":
-            return pending_commands.acknowledge(row)
-        if self._rest[0] == "silence":
-            return pending_commands.silence(
-                row, seconds(self._values.get("--for", "1h")), self._values.get("--why", "")
-            )
-        raise UsageError(f"`alerts {self._rest[0]}` means nothing.", hint="Try `alerts ack`, `alerts silence`.")
+    def _alert(self, id: str) -> None:
+        if not isinstance(self._mirror.get(f"alert/{id}"), AlertRow):
+            raise UnknownNameError(f"There is no alert {id!r}.", hint="4 lists them.")
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

@@ -7,11 +7,13 @@ from typing import TypeGuard
 from textual.app import ComposeResult
 
 from agentrl.errors import AgentrlError
-from agentrl.formatting.amounts import moment, seconds
+from agentrl.formatting.amounts import moment
 from agentrl.formatting.row_text import SEVERITY_ORDER
+from agentrl.protocol.control_commands import Acknowledge, Silence
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow
+from agentrl.protocol.words import seconds
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.model import cell_text, command_line, pending_commands
+from tui.model import cell_text, command_line
 from tui.model.cell_text import alert_state
 from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Span, Tone, cut, span
@@ -66,7 +68,7 @@ class AlertVerbs(View):
 
     def do_alert_ack(self) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.acknowledge(row))
+            self.perform(PendingCommand(Acknowledge(row.id)))
 
     def do_alert_silence(self) -> None:
         row = self.selected()
@@ -82,7 +84,7 @@ class AlertVerbs(View):
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.perform(pending_commands.silence(row, seconds(values[0].strip()), values[1].strip()))
+                self.perform(PendingCommand(Silence(row.id, seconds(values[0].strip()), values[1].strip())))
 
         fields = (Field("for", "1h", "15m, 2h, 1d; 0 ends it"), Field("why", hint="for those who look later"))
         question = Question(f"Send nothing about {row.id}", (), fields, "silence it", check)

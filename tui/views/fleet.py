@@ -9,6 +9,7 @@ from textual import events
 from textual.app import ComposeResult
 
 from agentrl.formatting.row_text import unit_summary
+from agentrl.protocol.control_commands import CollectStacks, Pause, Resume
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from tui.dialogs.form import Values, with_note
 from tui.model import pending_commands, unit_table
@@ -45,7 +46,7 @@ class UnitVerbs(View):
 
     def do_unit_pause(self) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.resume(row.unit) if row.paused else pending_commands.pause(row.unit))
+            self.perform(PendingCommand(Resume(row.unit) if row.paused else Pause(row.unit)))
 
     def do_unit_exclude(self) -> None:
         if (row := self.selected()) is None:
@@ -63,7 +64,7 @@ class UnitVerbs(View):
 
     def do_unit_stacks(self) -> None:
         if units := self.selected_units():
-            self.perform(pending_commands.stacks(units))
+            self.perform(PendingCommand(CollectStacks(tuple(units))))
 
     def do_unit_logs(self) -> None:
         if units := self.selected_units():

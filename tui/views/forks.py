@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Sequence
 
 from agentrl.formatting.amounts import counted
+from agentrl.protocol.data_changes import ForkRecords
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.model import pending_commands
 from tui.model.effect_text import effect_sentence
 from tui.model.pending_commands import PendingCommand
 from tui.views.records import Records
@@ -33,7 +33,7 @@ def fork_replays(view: View, replays: Sequence[str], call: str) -> None:
 
     def command(values: Values) -> PendingCommand:
         times, note = (value.strip() for value in values)
-        return pending_commands.fork(replays=replays, times=int(times or 0), note=note)
+        return PendingCommand(ForkRecords(replays=tuple(replays), times=int(times or 0), note=note))
 
     which = replays[0] if len(replays) == 1 else counted(len(replays), "replays")
     _ask(view, f"Fork {which}", (TIMES, NOTE), command, _record_of(call))
@@ -44,7 +44,7 @@ def fork_call(view: View, call: str) -> None:
 
     def command(values: Values) -> PendingCommand:
         times, note, result = (value.strip() for value in values)
-        return pending_commands.fork(call, times=int(times or 0), note=note, result=result or None)
+        return PendingCommand(ForkRecords(call, times=int(times or 0), note=note, result=result or None))
 
     _ask(view, f"Fork behind {call}", (TIMES, NOTE, RESULT), command, _record_of(call))
 
@@ -56,7 +56,7 @@ def fork_record(view: View, record: str, place: str) -> None:
     def command(values: Values) -> PendingCommand:
         times, note, chosen, message = (value.strip() for value in values)
         target = record if not chosen or message else f"{record}/{chosen}"
-        return pending_commands.fork(target, times=int(times or 0), note=note, message=message or None)
+        return PendingCommand(ForkRecords(target, times=int(times or 0), note=note, message=message or None))
 
     _ask(view, f"Fork {record}", (TIMES, NOTE, of_place, MESSAGE), command, record)
 

@@ -6,8 +6,10 @@ from typing import TypeGuard
 
 from textual.app import ComposeResult
 
+from agentrl.protocol.control_commands import DrainUnits, ForgetHost, RemoveHost
 from agentrl.protocol.rows import AnyRow, HostRow
-from tui.model import host_table, pending_commands
+from tui.model import host_table
+from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Span, Tone, cut, span
 from tui.model.table import TableModel
 from tui.views.detail_pages import DetailPage
@@ -23,15 +25,15 @@ class HostVerbs(View):
 
     def do_host_drain(self, cancel: bool) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.drain_host(row.host, cancel=cancel))
+            self.perform(PendingCommand(DrainUnits(host=row.host, cancel=cancel)))
 
     def do_host_remove(self) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.remove_host(row.host))
+            self.perform(PendingCommand(RemoveHost(row.host)))
 
     def do_host_forget(self) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.forget_host(row.host))
+            self.perform(PendingCommand(ForgetHost(row.host)))
 
 
 class Hosts(FeedTable[HostRow], HostVerbs):

@@ -84,6 +84,10 @@ class QueryTable(TableView):
         self._coming: tuple[dict[str, Any], str] | None = None
         """An answer that is not painted yet, and its filter."""
 
+    def begin_with_filter(self, text: str) -> None:
+        """The filter of the first query, before the view is shown."""
+        self._filter = text
+
     def columns(self) -> tuple[Column[Any], ...]:
         raise NotImplementedError
 

@@ -19,10 +19,12 @@ from agentrl.client import Client, long_answers
 from agentrl.client.long_answers import Tokens
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
+from agentrl.protocol.data_changes import CancelRecords, ChooseRecords, ExcludeRecords, RequeueRecords, RescoreRecords
 from agentrl.protocol.data_commands import ListRows, RecordStory
 from tui.console_interface import work
 from tui.dialogs.form import Values, with_note
-from tui.model import data_tables, pending_commands, record_detail, token_lines
+from tui.model import data_tables, record_detail, token_lines
+from tui.model.pending_commands import PendingCommand
 from tui.model.record_detail import RecordView
 from tui.model.styled_text import Line, Span, Tone, span
 from tui.model.table import Column, TableModel
@@ -41,6 +43,13 @@ BEFORE = 10
 BEGINNING = -1
 """Stands for the lines above the first turn, in place of a turn."""
 MOST_ATTEMPTS = 64
+CHANGES: Mapping[str, type[ChooseRecords]] = {
+    "exclude": ExcludeRecords,
+    "requeue": RequeueRecords,
+    "cancel": CancelRecords,
+    "rescore": RescoreRecords,
+}
+"""The commands that change records, by their verbs."""
 _ROUND = re.compile(r"#r(\d+)\.")
 
 
@@ -73,9 +82,10 @@ class Records(QueryTable, AttemptsVerb):
     follows_newest = True
     filled_by = "samplers make them of the tasks that the steward admits; T shows the tasks, w who waits for whom"
 
-    def __init__(self, filter: str = "", *, id: str | None = None) -> None:
+    def __init__(self, filter: str = "", sort: str = "", *, id: str | None = None) -> None:
+        """With `sort`, always in this order."""
         super().__init__(id=id)
-        self._filter = filter
+        self._filter, self._sort = filter, sort
 
     def columns(self) -> tuple[Column[Any], ...]:
         return data_tables.record_columns()
@@ -90,11 +100,11 @@ class Records(QueryTable, AttemptsVerb):
 
     def cli_line(self) -> tuple[str, ...]:
         filtered = ("--filter", self.filter_text) if self.filter_text else ()
-        return ("records", "list", *filtered, *(("--sort", OLDEST) if self.filter_text == UNDER_WAY else ()))
+        return ("records", "list", *filtered, *(("--sort", self._sort_asked) if self._sort_asked != NEWEST else ()))
 
     @property
     def _sort_asked(self) -> str:
-        return OLDEST if self.filter_text == UNDER_WAY else NEWEST
+        return self._sort or (OLDEST if self.filter_text == UNDER_WAY else NEWEST)
 
     def do_records_under_way(self) -> None:
         # The selection belongs to the other list.
@@ -116,9 +126,9 @@ class Records(QueryTable, AttemptsVerb):
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.perform(pending_commands.change_records(verb, marked, values[0].strip()))
+                self.perform(PendingCommand(CHANGES[verb](tuple(marked), note=values[0].strip())))
 
-        self.app.push_screen(with_note(pending_commands.change_records(verb, marked).what), then)
+        self.app.push_screen(with_note(CHANGES[verb](tuple(marked)).title()), then)
 
     def record_id(self) -> str | None:
         row = self.selected()

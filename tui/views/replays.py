@@ -8,14 +8,15 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from agentrl.client import Client
 from agentrl.formatting.amounts import counted
+from agentrl.protocol.data_changes import ContinueReplays, ExcludeReplayed, KeepReplays, ReplayCalls, StopReplays
 from agentrl.protocol.data_commands import ListRows, Story
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.model import pending_commands, replay_lines
+from tui.model import replay_lines
 from tui.model.effect_text import effect_sentence
 from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line
@@ -45,14 +46,15 @@ def replay(view: View, calls: Sequence[str], *, arguments: Mapping[str, Any] | N
     def command(values: Values) -> PendingCommand:
         times, server, allow, differences, *edited = (value.strip() for value in values)
         changed = next(iter(edited), "")
-        return pending_commands.replay(
-            calls,
+        args = ReplayCalls(
+            calls=tuple(calls),
             times=int(times),
             server=server,
-            allow=allow.split(),
+            allow=tuple(allow.split()),
             despite_differences=differences.lower() in YES,
             edit=json.loads(changed) if changed and changed != recorded else None,
         )
+        return PendingCommand(args)
 
     async def preview(values: Values) -> str:
         client = await view.actions.connection.to_ask()
@@ -111,19 +113,19 @@ class Replays(QueryTable):
     def open_row(self, row: Any) -> None:
         self.actions.navigation.open_page(ReplayPage(str(row["id"])))
 
-    def do_replays_decide(self, command: Callable[[Iterable[str]], PendingCommand]) -> None:
+    def do_replays_decide(self, args: type[KeepReplays | ExcludeReplayed]) -> None:
         """Keep or exclude the records of the marked replays, or of the selected one."""
         if marked := self.marked_ids():
-            self.perform(command(marked))
+            self.perform(PendingCommand(args(tuple(marked))))
 
     def do_replays_stop(self) -> None:
         """Hold back what is queued of the operation of the selected replay."""
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.stop_replays(str(row["operation"])))
+            self.perform(PendingCommand(StopReplays((str(row["operation"]),))))
 
     def do_replays_continue(self) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.continue_replays(str(row["operation"])))
+            self.perform(PendingCommand(ContinueReplays((str(row["operation"]),))))
 
 
 class ReplayPage(QueryPage):

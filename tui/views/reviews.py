@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.client import Client
+from agentrl.protocol.data_changes import ReviewRecords, Verdict
 from agentrl.protocol.data_commands import ListReviews, Page
-from tui.model import data_tables, pending_commands
+from tui.model import data_tables
+from tui.model.pending_commands import PendingCommand
 from tui.model.table import Column, in_order
 from tui.views.query_views import ANSWER_S, QueryTable
 from tui.views.records import RecordPage
@@ -34,7 +36,7 @@ class Reviews(QueryTable):
     def open_row(self, row: Any) -> None:
         self.actions.navigation.open_page(RecordPage(str(row["id"])))
 
-    def do_review(self, verdict: str) -> None:
+    def do_review(self, verdict: Verdict) -> None:
         """Note a verdict on the marked records, or on the selected one."""
         if marked := self.marked_ids():
-            self.perform(pending_commands.review(verdict, marked))
+            self.perform(PendingCommand(ReviewRecords(tuple(marked), verdict=verdict)))

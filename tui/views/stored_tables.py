@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
@@ -14,11 +14,12 @@ from typing import Any, cast
 from agentrl.client import Client
 from agentrl.formatting import account_lines
 from agentrl.formatting.amounts import counted, moment, size
-from agentrl.protocol.control_commands import KeyRow
+from agentrl.protocol.control_commands import KeyRow, RevokeKey, RotateKeys
+from agentrl.protocol.data_changes import AddTasks, PinCheckpoint, RequeueTasks, UnpinCheckpoint
 from agentrl.protocol.data_commands import AccountReport, ListRows, Story
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.dialogs.rollback_form import ask_rollback
-from tui.model import cell_text, pending_commands
+from tui.model import cell_text
 from tui.model.curves import seconds
 from tui.model.data_tables import Row, doing
 from tui.model.detail_lines import page
@@ -148,7 +149,7 @@ class Tasks(Stored):
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.perform(pending_commands.requeue(marked, values[0].strip()))
+                self.perform(PendingCommand(RequeueTasks(tuple(marked), values[0].strip())))
 
         which = marked[0] if len(marked) == 1 else counted(len(marked), "tasks")
         note = Field("note", hint="why; kept with them, may be empty")
@@ -160,7 +161,7 @@ class Tasks(Stored):
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.perform(pending_commands.add_tasks(values[1].strip(), values[0].strip()))
+                self.perform(PendingCommand(AddTasks(values[0].strip(), values[1].strip())))
 
         fields = (Field("environment", hint="whose tasks they become"), Field("file", hint="on the steward's host"))
         self.app.push_screen(Form(Question("Queue the rows of a file", (), fields, "preview it", wrong)), then)
@@ -180,9 +181,9 @@ class Checkpoints(Stored):
     def columns(self) -> tuple[Column[Any], ...]:
         return checkpoint_columns()
 
-    def do_checkpoint_command(self, command: Callable[[str], PendingCommand]) -> None:
+    def do_checkpoint_command(self, args: type[PinCheckpoint | UnpinCheckpoint]) -> None:
         if (row := self.selected()) is not None:
-            self.perform(command(str(row["id"])))
+            self.perform(PendingCommand(args(str(row["id"]))))
 
     def do_checkpoint_rollback(self) -> None:
         """Go on from the selected checkpoint."""
@@ -224,10 +225,10 @@ class Keys(QueryTable):
     def do_key_revoke(self) -> None:
         row: KeyRow | None = self.selected()
         if row is not None:
-            self.perform(pending_commands.revoke_key(row.name))
+            self.perform(PendingCommand(RevokeKey(row.name)))
 
     def do_key_rotate(self) -> None:
-        self.perform(pending_commands.rotate_keys())
+        self.perform(PendingCommand(RotateKeys()))
 
 
 class TaskPage(RecordLinksPage):

@@ -13,8 +13,16 @@ from typing import Any
 
 from agentrl.client import Client
 from agentrl.formatting import sandbox_text
-from agentrl.protocol.tool_commands import JoinedRows, MissingUnit, ToolLogLine, ToolRow, ToolServerRow
-from tui.model import pending_commands, tool_tables
+from agentrl.protocol.tool_commands import (
+    JoinedRows,
+    MissingUnit,
+    ReleaseSession,
+    RestartTool,
+    ToolLogLine,
+    ToolRow,
+    ToolServerRow,
+)
+from tui.model import tool_tables
 from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Tone, span
 from tui.model.table import Column
@@ -100,7 +108,7 @@ class ToolServers(ToolList):
 
     def restart(self, now: bool) -> PendingCommand | None:
         row = self.selected()
-        return pending_commands.restart_tool(server=row.id, now=now) if row is not None else None
+        return PendingCommand(RestartTool(server=row.id, now=now)) if row is not None else None
 
     def do_open_sandboxes(self) -> None:
         """Open the sandboxes of the selected server directly, without its tools first."""
@@ -138,7 +146,7 @@ class Tools(ToolList):
         return ("tools", "show", self._server)
 
     def restart(self, now: bool) -> PendingCommand | None:
-        return pending_commands.restart_tool(server=self._server, now=now)
+        return PendingCommand(RestartTool(server=self._server, now=now))
 
     def log_name(self) -> str:
         return self._server
@@ -199,7 +207,7 @@ class ToolSessions(ToolList):
 
     def restart(self, now: bool) -> PendingCommand | None:
         row = self.selected()
-        return pending_commands.restart_tool(sandbox=row.sandbox.id, now=now) if row is not None else None
+        return PendingCommand(RestartTool(sandbox=row.sandbox.id, now=now)) if row is not None else None
 
     def do_session_release(self) -> None:
         """Close the session of the selected row."""
@@ -207,7 +215,7 @@ class ToolSessions(ToolList):
         if row is not None and not row.session_id:
             self.actions.say(f"{row.sandbox.id} belongs to no session; r restarts it.", Tone.WARN)
         elif row is not None:
-            self.perform(pending_commands.release_session(row.session_id, row.sandbox.toolbox))
+            self.perform(PendingCommand(ReleaseSession(row.session_id, row.sandbox.toolbox)))
 
 
 class ToolLogPage(QueryPage):
