@@ -75,8 +75,8 @@ class Application:
         methods = self._exact.get(scope["path"])
         if methods is None:
             for pattern, methods_of_it in self._patterns.items():
-                if found := pattern.match(scope["path"]):
-                    scope["path_params"] = found.groupdict()
+                if match := pattern.match(scope["path"]):
+                    scope["path_params"] = match.groupdict()
                     methods = methods_of_it
                     break
         if methods is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agentrl.policies import curriculum, group_closing
 from agentrl.policies.advantages import Trained, balanced, normalized
-from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted, decide
+from agentrl.policies.batch_cut import BatchTarget, ReadyGroup, ReadyRecord, Situation, decide
 from agentrl.policies.curriculum import Window
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.group_closing import Closed, GroupRule, Member, Share
@@ -173,7 +173,7 @@ def compare_steps(signals: Sequence[bool], before: int, after: int) -> StepChang
 
 def _cut(signals: Sequence[bool], groups: int) -> list[int]:
     """How many groups with signal each step has. Groups become ready one after the other, and none is too old."""
-    wanted, ready, sizes = Wanted(groups=groups, max_refill=groups), list[ReadyGroup](), list[int]()
+    wanted, ready, sizes = BatchTarget(groups=groups, max_refill=groups), list[ReadyGroup](), list[int]()
     for place, signal in enumerate(signals):
         ready.append(ReadyGroup(str(place), place, signal, (ReadyRecord(str(place), 0),)))
         decision = decide(Situation(ready), wanted, Freshness())

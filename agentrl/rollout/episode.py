@@ -32,7 +32,7 @@ from agentrl.rollout import tool_summaries
 from agentrl.rollout.context_editing import ContextEditor
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
-from agentrl.rollout.model_calls import ModelCalls, Wanted
+from agentrl.rollout.model_calls import ModelCalls, ModelRequest
 from agentrl.rollout.other_models import EpisodeModels
 from agentrl.rollout.shown_images import EpisodeImages
 from agentrl.rollout.tool_calls import ToolCalls
@@ -72,7 +72,7 @@ class Reply(NamedTuple):
 
 
 class Episode:
-    """Made by the sampler for one attempt at a seat."""
+    """ModelAnswer by the sampler for one attempt at a seat."""
 
     def __init__(
         self,
@@ -337,7 +337,7 @@ class Episode:
         for branch in list(self._open):
             self._close_turn(branch, last=True)
 
-    def _wanted(self, turn: int, prompt: list[int], most_tokens: int, branch: str) -> Wanted:
+    def _wanted(self, turn: int, prompt: list[int], most_tokens: int, branch: str) -> ModelRequest:
         record = self.recorder.record
 
         def seed(call: int, kept: int) -> int:
@@ -351,7 +351,7 @@ class Episode:
                 kept=kept,
             )
 
-        return Wanted(
+        return ModelRequest(
             turn=turn,
             prompt=prompt,
             images=self.images.in_prompt(prompt),

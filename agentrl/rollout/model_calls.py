@@ -55,7 +55,7 @@ Wait = Callable[[str, str, float], AbstractContextManager[None]]
 """Arguments: what the call waits for, on which unit, and the longest time; `agentrl why` shows them."""
 
 
-class Made(NamedTuple):
+class ModelAnswer(NamedTuple):
     """The output of a logical call."""
 
     ids: list[int]
@@ -63,7 +63,7 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ModelRequest:
     """A logical call."""
 
     turn: int
@@ -106,7 +106,7 @@ class ModelCalls:
         self._failed_at: set[str] = set()
         """Engines that failed the present call; another engine gets it, if there is one."""
 
-    async def make(self, wanted: Wanted) -> Made:
+    async def make(self, wanted: ModelRequest) -> ModelAnswer:
         """Makes the call, starting from what is stored of this turn."""
         known = self._recorder.calls_of(wanted.turn)
         if known and known[0].prompt != wanted.prompt:
@@ -117,13 +117,13 @@ class ModelCalls:
             raise EndedError(Outcome.LOOP_FAILED, "the loop asks another prompt than before it was handed over")
         kept = [token for call in known for token in call.output]
         if known and known[-1].done:
-            return Made(kept, _finish(known[-1].document.finish_reason))
+            return ModelAnswer(kept, _finish(known[-1].document.finish_reason))
         failures: list[_FruitlessError] = []
         self._failed_at.clear()
         while len(failures) < MOST_FRUITLESS:
             room = wanted.most_tokens - len(kept)
             if room <= 0:
-                return Made(kept, "length")
+                return ModelAnswer(kept, "length")
             try:
                 made = await self._request(wanted, kept, room)
             except _FruitlessError as failed:
@@ -131,7 +131,7 @@ class ModelCalls:
                 continue
             kept += made.ids
             if made.finish != "abort":
-                return Made(kept, made.finish)
+                return ModelAnswer(kept, made.finish)
             self._raise_if_leaving()
             known = self._recorder.calls_of(wanted.turn)
             if made.ids:
@@ -151,7 +151,7 @@ class ModelCalls:
 
     # ---- one request ----
 
-    async def _request(self, wanted: Wanted, kept: Sequence[int], room: int) -> Generated:
+    async def _request(self, wanted: ModelRequest, kept: Sequence[int], room: int) -> Generated:
         """Raises _FruitlessError if the request gave no token and may be made again."""
         engine = await self._engine(wanted.version)
         prompt = [*wanted.prompt, *kept]

@@ -294,7 +294,7 @@ class _Execution:
     async def _rebuild(self, plan: ReplayPlan) -> tuple[list[ReplayedCall], bool]:
         """Returns the calls that were made, up to the first difference unless differences are allowed, and whether all
         results were the same."""
-        made: list[ReplayedCall] = []
+        replayed_calls: list[ReplayedCall] = []
         for earlier in plan.rebuild:
             text = await replays.whole_result(self._database, earlier.call)
             then = CallResult(earlier.call.status, text, earlier.call.error_class)
@@ -303,10 +303,10 @@ class _Execution:
                 raise _InterruptedError(f"{earlier.call.id} ({earlier.call.tool}) was lost: {answer.content}")
             # In a thread, because long results take a while to compare.
             replayed = await asyncio.to_thread(_replayed, earlier.call, then, answer, most_chars=MOST_REBUILT_CHARS)
-            made.append(replayed)
-            if not made[-1].same and not self._replay.despite_differences:
+            replayed_calls.append(replayed)
+            if not replayed_calls[-1].same and not self._replay.despite_differences:
                 break
-        return made, all(one.same for one in made)
+        return replayed_calls, all(one.same for one in replayed_calls)
 
     # ---- the toolbox ----
 

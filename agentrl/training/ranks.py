@@ -158,7 +158,9 @@ class LeadingLearner(Learner):
     def log_probs(
         self, sequences: Sequence[Sequence[int]], *, published: torch.dtype | None = None
     ) -> list[list[float]]:
-        self._channel.send(Score([list(one) for one in sequences], "" if published is None else name_of(published)))
+        self._channel.send(
+            Score([list(sequence) for sequence in sequences], "" if published is None else name_of(published))
+        )
         return super().log_probs(sequences, published=published)
 
     def train(
