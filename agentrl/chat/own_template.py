@@ -247,7 +247,6 @@ def _in_pieces(message: Message) -> Message:
 
 
 def said(text: str, calls: Sequence[Call] = ()) -> Message:
-    """A message of the assistant."""
     listed = [
         {"type": "function", "id": _id(number), "function": {"name": call.name, "arguments": call.arguments}}
         for number, call in enumerate(calls)

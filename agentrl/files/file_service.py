@@ -249,7 +249,6 @@ class FileService:
             raise first_of(failed) from failed
 
     async def _get(self, path: str, content: Content, delta: Delta | None = None) -> None:
-        """Gets a file into the cache."""
         digest = content.blake2b
         if self._cache.whole(content):
             return

@@ -144,7 +144,6 @@ async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> 
 
 
 def bears(request: Request, token: str | RunToken) -> bool:
-    """Whether the request has the token of the run."""
     return accepts(token, request.headers.get("authorization", "").encode())
 
 

@@ -23,8 +23,6 @@ Array = np.ndarray[Any, Any]
 
 
 class Patches(NamedTuple):
-    """The patches of one image."""
-
     values: Array
     """[patches, width], float32."""
     grid: Size

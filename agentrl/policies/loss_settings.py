@@ -97,8 +97,6 @@ class CriticRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """One form of the policy loss with its settings."""
-
     kind: LossKind = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -73,7 +73,6 @@ def compare_groups(groups: Sequence[PastGroup], before: GroupRule, after: GroupR
 
 
 def _record(before: Closed, after: Closed, record: str) -> list[str]:
-    """What became of it."""
     then, now = (_trained(closed, record) for closed in (before, after))
     if then is None or now is None:
         return [] if then is now else ["records", "added" if then is None else "dropped"]

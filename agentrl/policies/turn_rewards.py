@@ -44,7 +44,6 @@ def advantages_by_turn(
 
 
 def _following(one: Played, discount: float) -> list[float]:
-    """The return of each turn."""
     found: list[float] = []
     later = one.score
     for turn in reversed(range(one.turns)):

@@ -27,8 +27,6 @@ _MOST_COUNTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A sandbox to measure."""
-
     pid: int
     """Its first process, as the host sees it."""
     kind: str

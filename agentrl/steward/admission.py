@@ -132,7 +132,6 @@ async def admit_evaluations(database: Database, settings: StewardSettings) -> in
 
 
 async def reported_plan(database: Database) -> Mapping[str, object]:
-    """The plan that the trainer reported."""
     lineage = await lineages.current(database)
     return {} if lineage is None else lineage.plan
 

@@ -283,7 +283,6 @@ def task_of(
     place: int,
     version: int | None = None,
 ) -> Task:
-    """A row as a task of an environment."""
     return Task(
         id=task_id(name, split, epoch, row_number),
         environment=name,

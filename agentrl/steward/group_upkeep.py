@@ -24,7 +24,6 @@ _FAILED = [RecordStatus.FAILED, RecordStatus.ABANDONED]
 
 
 async def open_next_attempts(database: Database) -> int:
-    """Returns how many attempts were opened."""
     ended = ({"status": {"$in": _FAILED}}, {"requeued_by": {"$gt": ""}})
     unfollowed = {"$or": [one | {"followed": False} for one in ended]}
     documents = await database.find("Record", unfollowed, limit=MOST_AT_ONCE, projection=["task", "requeued_by"])

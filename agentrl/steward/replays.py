@@ -191,7 +191,6 @@ class ReplayRunner:
                     await self._client(box.url).close(replay.session)
 
     async def toolbox(self, server: str, conversation: str) -> ToolboxClient | None:
-        """A toolbox that has this server, or None."""
         able = await self._able(server)
         return self._client(able[zlib.crc32(conversation.encode()) % len(able)].url) if able else None
 
@@ -214,8 +213,6 @@ class ReplayRunner:
 
 
 class _Execution:
-    """One attempt of one replay."""
-
     def __init__(self, runner: ReplayRunner, replay: Replay, database: Database) -> None:
         self._runner = runner
         self._replay = replay

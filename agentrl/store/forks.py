@@ -191,7 +191,6 @@ async def branch(database: Database, base: Task, fork: Fork, *, purpose: str, qu
 
 
 async def _note_fork(database: Database, fork: Fork, id: str) -> None:
-    """Note the fork in its base."""
     await database.update_one("Record", {"_id": fork.base}, {"$addToSet": {"forks": id}})
 
 

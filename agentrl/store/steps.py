@@ -305,7 +305,6 @@ class Died(NamedTuple):
 
 
 async def deaths(database: Database) -> list[Died]:
-    """The latest deaths."""
     ended = {"status": StepStatus.RELEASED, "died": True}
     documents = await database.find("Step", ended, sort=[("leased_at", -1)], limit=DEATHS_REMEMBERED)
     known = [load(Step, document) for document in documents]

@@ -23,8 +23,6 @@ PURPOSE = "health check"
 
 
 class HealthChecks:
-    """The checks of all servers of one toolbox."""
-
     def __init__(self, servers: Mapping[str, Server]) -> None:
         self._servers = servers
         self.unhealthy: dict[str, str] = {}

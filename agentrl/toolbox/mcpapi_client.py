@@ -197,7 +197,6 @@ class _Client:
                 await asyncio.sleep(refused.wait_s)
 
     def _raise(self, tool: str, refused: _RefusedError, *, late: bool) -> NoReturn:
-        """Raise the error of a refused call."""
         match refused.status:
             case 401 | 403:
                 raise self._given_up(self._sentence(refused)) from None

@@ -42,8 +42,6 @@ class Operation:
 
 
 class ToolOperations:
-    """The operations of one toolbox."""
-
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
         self._restarted: OrderedDict[str, list[Connection]] = OrderedDict()

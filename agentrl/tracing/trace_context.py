@@ -78,7 +78,6 @@ def of_operation(id: str) -> TraceContext:
 
 
 def new() -> TraceContext:
-    """A new trace."""
     return TraceContext(f"{_random.getrandbits(128) or 1:032x}", _random_span_id())
 
 

@@ -52,7 +52,6 @@ class Assembled:
 
 
 async def read_batch(database: Database, leased: Step, look: Selection, plan: Plan, tree: VersionTree) -> Assembled:
-    """The batch of a leased step."""
     # Records may have been excluded between the look and the lease, which changes the advantages of the others.
     shares = await steps.shares_of(database, leased)
     data = [

@@ -29,8 +29,6 @@ SumOverProcesses = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """The records of pairs."""
-
     of_pairs: list[Tensor]
     """For each micro-batch: the record of each pair."""
     pairs_of: Tensor

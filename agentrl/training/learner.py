@@ -174,7 +174,6 @@ class Learner:
         return self._parallelism.leads
 
     def agree(self, wish: bool) -> bool:
-        """Whether all ranks agree."""
         return self._parallelism.agreed(wish)
 
     def gathered(self, what: Gathered) -> dict[str, Tensor]:

@@ -118,7 +118,6 @@ def optimizers_for(
     weight_decay: float,
     decay_all: bool,
 ) -> OptimizerSet:
-    """The optimizers of a whole model."""
     untyped: Any = model
     ends = (untyped.get_input_embeddings(), untyped.get_output_embeddings())
     return make_optimizers(

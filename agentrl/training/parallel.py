@@ -187,7 +187,6 @@ class Parallelism:
         return whole
 
     def agreed(self, wish: bool) -> bool:
-        """Whether all ranks wish it."""
         count = torch.tensor(int(wish), device=self._device)
         if self.ranks > 1:
             torch.distributed.all_reduce(count)

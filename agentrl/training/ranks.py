@@ -60,8 +60,6 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fresh(msgspec.Struct, frozen=True, tag=True):
-    """Fresh optimizers."""
-
     learning_rate: float
 
 
@@ -94,7 +92,6 @@ class Channel:
     """Calls from the rank that leads to the others."""
 
     def __init__(self, settings: LearnerSettings) -> None:
-        """Waits for all ranks."""
         self._accelerator = start(settings.parallel, settings.precision)
         # A separate group on CPUs, because a waiting rank must not keep its GPU busy.
         self._group = torch.distributed.new_group(backend="gloo", timeout=SILENT_AT_MOST)
