@@ -47,7 +47,7 @@ IMAGES_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EvaluationAttempt:
     """One attempt that is to be made."""
 
     task: Task
@@ -76,7 +76,7 @@ async def main(config: RunConfig, asked: Mapping[str, Any]) -> None:
                     await _all(around, far, wanted, file, int(asked["at_once"]))
 
 
-def _known(file: ResultsFile, model: str, wanted: Sequence[Wanted]) -> set[str]:
+def _known(file: ResultsFile, model: str, wanted: Sequence[EvaluationAttempt]) -> set[str]:
     """Keys of results that are there. They count again if the model had another name or setup since."""
     results = results_file.read(file.file)
     known = {one.key: one for one in results if one.is_result}
@@ -87,7 +87,9 @@ def _known(file: ResultsFile, model: str, wanted: Sequence[Wanted]) -> set[str]:
     return set(known)
 
 
-async def _all(around: Surroundings, far: Progress, wanted: Sequence[Wanted], file: ResultsFile, at_once: int) -> None:
+async def _all(
+    around: Surroundings, far: Progress, wanted: Sequence[EvaluationAttempt], file: ResultsFile, at_once: int
+) -> None:
     """Yields attempts one at a time: the next ones begin as others end, so a long list needs no memory."""
     rest = iter(enumerate(wanted, 1))
     settings = around.config.rollout
@@ -108,7 +110,7 @@ async def _all(around: Surroundings, far: Progress, wanted: Sequence[Wanted], fi
         raise several.exceptions[0] from several  # One error is enough, for example that the file cannot be written.
 
 
-async def _make(around: Surroundings, model: str, one: Wanted, number: int, settings: Rollout) -> Attempt:
+async def _make(around: Surroundings, model: str, one: EvaluationAttempt, number: int, settings: Rollout) -> Attempt:
     turns: list[dict[str, Any]] = []
     tried = await trial.try_once(
         around, one.task, one.attempt, settings, lambda call: turns.append(trial.as_plain(call, number))
@@ -136,7 +138,7 @@ async def _make(around: Surroundings, model: str, one: Wanted, number: int, sett
     )
 
 
-def _wanted(config: RunConfig, asked: Mapping[str, Any]) -> Iterator[Wanted]:
+def _wanted(config: RunConfig, asked: Mapping[str, Any]) -> Iterator[EvaluationAttempt]:
     """The wanted attempts, the first attempt at each task first, so that an evaluation that is stopped has covered all
     tasks."""
     settings = from_config(config)
@@ -150,7 +152,7 @@ def _wanted(config: RunConfig, asked: Mapping[str, Any]) -> Iterator[Wanted]:
         for place, row in enumerate(those):
             task = task_of(name, settings.environments[name], row, split="eval", epoch=0, row_number=place, place=place)
             content = datasets.digest([row])
-            yield Wanted(
+            yield EvaluationAttempt(
                 task=msgspec.structs.replace(task, sampling=rule),
                 name=row.id or content[:12],
                 attempt=attempt,

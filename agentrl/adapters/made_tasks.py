@@ -32,14 +32,14 @@ DESCRIBED = {"system": str, "max_turns": int, "answer_schema": str}
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GeneratedTasks:
     """The answer of a program about its environment."""
 
     dataset: Path
     described: dict[str, Any]
 
 
-def made(player: Player, cache: Path, command: Sequence[str] = ()) -> Made:
+def made(player: Player, cache: Path, command: Sequence[str] = ()) -> GeneratedTasks:
     """The dataset and description of an environment, cached. `command`, if given, runs the player's program in a
     sandbox. Raises PlayerError."""
     folder = cache / "environments" / _key(player)
@@ -51,7 +51,9 @@ def made(player: Player, cache: Path, command: Sequence[str] = ()) -> Made:
         write_whole(dataset, "".join(json.dumps(row) + "\n" for row in rows))
         write_whole(described, json.dumps(found))
     known = json.loads(described.read_bytes())
-    return Made(dataset, {key: known[key] for key, kind in DESCRIBED.items() if isinstance(known.get(key), kind)})
+    return GeneratedTasks(
+        dataset, {key: known[key] for key, kind in DESCRIBED.items() if isinstance(known.get(key), kind)}
+    )
 
 
 def _key(player: Player) -> str:

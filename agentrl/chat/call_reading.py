@@ -24,8 +24,6 @@ _MAX_DEPTH = 100
 
 
 class Call(msgspec.Struct):
-    """One tool call."""
-
     name: str
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 

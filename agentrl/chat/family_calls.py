@@ -62,7 +62,7 @@ def _llama_named(inside: str) -> Iterator[Call]:
 
 
 def write_llama(calls: Sequence[Call]) -> str:
-    return "; ".join(_json({"name": one.name, "parameters": one.arguments}) for one in calls)
+    return "; ".join(_json({"name": call.name, "parameters": call.arguments}) for call in calls)
 
 
 def _json_calls(text: str, between: str) -> Iterator[Call]:
@@ -163,7 +163,7 @@ def _mistral_calls(body: str) -> Iterator[Call]:
 
 
 def write_mistral(calls: Sequence[Call]) -> str:
-    return f"{_TOOL_CALLS} [{', '.join(_json({'name': one.name, 'arguments': one.arguments}) for one in calls)}]"
+    return f"{_TOOL_CALLS} [{', '.join(_json({'name': call.name, 'arguments': call.arguments}) for call in calls)}]"
 
 
 # ---- gpt-oss: messages on channels ----
@@ -198,7 +198,7 @@ def _harmony_call(name: str, body: str | None) -> Iterator[Call]:
 def write_gpt_oss(calls: Sequence[Call]) -> str:
     """Only the last message of a turn ends with the token at which generation stops."""
     begin, body = "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"
-    return "<|call|><|start|>assistant".join(f"{begin}{one.name}{body}{_json(one.arguments)}" for one in calls)
+    return "<|call|><|start|>assistant".join(f"{begin}{call.name}{body}{_json(call.arguments)}" for call in calls)
 
 
 # ---- DeepSeek ----
@@ -225,8 +225,8 @@ def _deepseek_call(inside: str) -> Call:
 
 def write_deepseek(calls: Sequence[Call]) -> str:
     inside = "\n".join(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{one.name}\n```json\n{_json(one.arguments)}\n```<｜tool▁call▁end｜>"
-        for one in calls
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{_json(call.arguments)}\n```<｜tool▁call▁end｜>"
+        for call in calls
     )
     return f"<｜tool▁calls▁begin｜>{inside}<｜tool▁calls▁end｜>"
 
@@ -266,7 +266,7 @@ def _value_of(text: str) -> Any:
 
 
 def write_qwen_coder(calls: Sequence[Call]) -> str:
-    return "\n".join(_qwen_coder_text(one) for one in calls)
+    return "\n".join(_qwen_coder_text(call) for call in calls)
 
 
 def _qwen_coder_text(call: Call) -> str:

@@ -155,13 +155,13 @@ class OwnTemplate:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, opening: bool = False
     ) -> list[Part]:
         """Renders messages, with images in place of their placeholder tokens."""
-        texts = [str(one["content"]) for one in messages if one["role"] != "assistant"]
+        texts = [str(message["content"]) for message in messages if message["role"] != "assistant"]
         names = list(filter(is_stored, names_in(*texts)))
         if not names:
             return self._rendering.parts(messages, tools, opening=opening)
         if not self._placeholder:
             raise RefusedError("The model reads no images.")
-        parts = self._rendering.parts([_in_pieces(one) for one in messages], tools, opening=opening)
+        parts = self._rendering.parts([_in_pieces(message) for message in messages], tools, opening=opening)
         written = [place for place, part in enumerate(parts) if part == ("control", self._placeholder)]
         if len(written) != len(names):
             raise RefusedError(
@@ -247,7 +247,6 @@ def _in_pieces(message: Message) -> Message:
 
 
 def said(text: str, calls: Sequence[Call] = ()) -> Message:
-    """A message of the assistant."""
     listed = [
         {"type": "function", "id": _id(number), "function": {"name": call.name, "arguments": call.arguments}}
         for number, call in enumerate(calls)
@@ -268,11 +267,11 @@ def _id(number: int) -> str:
 def _without_tool_role(messages: Sequence[Message]) -> list[Message]:
     """Turns results of tools into messages of the user and joins neighboring ones."""
     made: list[Message] = []
-    for one in messages:
-        if one["role"] != "tool":
-            made.append({name: value for name, value in one.items() if name != "tool_calls"})
+    for message in messages:
+        if message["role"] != "tool":
+            made.append({name: value for name, value in message.items() if name != "tool_calls"})
             continue
-        text = f"{_WRAP[0]}{one['content']}{_WRAP[1]}"
+        text = f"{_WRAP[0]}{message['content']}{_WRAP[1]}"
         if made and made[-1].get("results"):
             made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{text}"}
         else:

@@ -64,7 +64,7 @@ def _call(node: ast.expr, text: str) -> PythonCall:
     name = _dotted(node.func)
     if not name:
         raise ValueError("its name is not a plain name")
-    if any(isinstance(one, ast.Starred) for one in node.args):
+    if any(isinstance(arg, ast.Starred) for arg in node.args):
         raise ValueError("arguments with a star are not supported")
     named: list[tuple[str, Value]] = []
     for keyword in node.keywords:
@@ -73,7 +73,7 @@ def _call(node: ast.expr, text: str) -> PythonCall:
         if any(keyword.arg == other for other, _ in named):
             raise ValueError(f"{keyword.arg} is given twice")
         named.append((keyword.arg, _value(keyword.value, text)))
-    return PythonCall(name, tuple(_value(one, text) for one in node.args), tuple(named))
+    return PythonCall(name, tuple(_value(arg, text) for arg in node.args), tuple(named))
 
 
 def _dotted(node: ast.expr) -> str:

@@ -55,8 +55,8 @@ def written(kind: str, calls: Sequence[Call]) -> str:
 
 def reading(text: str, call: Call) -> tuple[str, ...]:
     """The kinds that read this text as this call, without any content except an empty thought."""
-    wanted = Parsed(calls=[call])
-    return tuple(kind for kind in KINDS if parse(kind, _EMPTY_THOUGHT.sub("", text)) == wanted)
+    parsed = Parsed(calls=[call])
+    return tuple(kind for kind in KINDS if parse(kind, _EMPTY_THOUGHT.sub("", text)) == parsed)
 
 
 class _Kind(NamedTuple):
@@ -91,7 +91,7 @@ def _hermes_call(inside: str) -> Call:
 
 
 def _write_qwen(calls: Sequence[Call]) -> str:
-    bodies = [_json({"name": one.name, "arguments": one.arguments}) for one in calls]
+    bodies = [_json({"name": call.name, "arguments": call.arguments}) for call in calls]
     return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
@@ -103,7 +103,7 @@ def _minicpm(text: str, tools: dict[str, ToolSpec]) -> Parsed:
 
 
 def _write_minicpm(calls: Sequence[Call]) -> str:
-    return "\n".join(f"<tool_call>{family_calls.in_python(one)}</tool_call>" for one in calls)
+    return "\n".join(f"<tool_call>{family_calls.in_python(call)}</tool_call>" for call in calls)
 
 
 # ---- JSON ----
@@ -136,7 +136,7 @@ def _openai(text: str, tools: dict[str, ToolSpec]) -> Parsed:
 
 
 def _write_openai(calls: Sequence[Call]) -> str:
-    listed = [{"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in calls]
+    listed = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
     return json.dumps({"tool_calls": listed}, ensure_ascii=False)
 
 

@@ -23,7 +23,7 @@ from agentrl.config.this_host import known_name
 from agentrl.control.commands.active_config import StoredConfig
 from agentrl.control.persistence.journal import Journal
 from agentrl.errors import AgentrlError, ExitCode
-from agentrl.placement import Left, PlacedRun
+from agentrl.placement import HostRemains, PlacedRun
 from agentrl.placement.arrival import usual_state_dir
 from agentrl.placement.backends import open_placement
 from agentrl.protocol import wire
@@ -55,7 +55,7 @@ def clear(state_dir: Path, act: Act) -> dict[str, str]:
     by_hand = "the directories of its agent (--state-dir, --run-dir)"
     found = {host: f"a person started its agent; remove {by_hand} there" for host in hosts if host not in known}
     left = tuple(
-        Left(host, known[host].node, known[host].disk, known[host].dir or run.run_dir, wipe=act == "wipe")
+        HostRemains(host, known[host].node, known[host].disk, known[host].dir or run.run_dir, wipe=act == "wipe")
         for host in hosts
         if host in known
     )

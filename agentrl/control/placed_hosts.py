@@ -29,7 +29,7 @@ from agentrl.config.placement import Placement as Settings
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
 from agentrl.errors import AgentrlError, UnavailableError, error_for
-from agentrl.placement import Invitation, Placed, PlacedRun, State, Wanted
+from agentrl.placement import HostRequest, Invitation, Placed, PlacedRun, State
 from agentrl.placement.requests import Act, Reply, Request
 from agentrl.protocol.messages import AgentExit
 from agentrl.supervision import events
@@ -264,7 +264,7 @@ class PlacedHosts:
         while set(hosts) & set(self._context.peers.hosts()) and clock.now() < deadline:
             await asyncio.sleep(0.01)
 
-    def _wanted(self, host: str) -> Wanted:
+    def _wanted(self, host: str) -> HostRequest:
         context, given = self._context, self._hosts[host]
         key = context.keyring.key_of_host(host, context.clock.now())
         slurm = self._settings.slurm
@@ -281,10 +281,10 @@ class PlacedHosts:
             server_public=key.server_public,
             leave_within_s=slurm.drain_s if slurm is not None else 0.0,
         )
-        return Wanted(host, invitation, given.node)
+        return HostRequest(host, invitation, given.node)
 
     async def _call(
-        self, act: Act, *, wanted: tuple[Wanted, ...] = (), hosts: tuple[str, ...] = ()
+        self, act: Act, *, wanted: tuple[HostRequest, ...] = (), hosts: tuple[str, ...] = ()
     ) -> tuple[Placed, ...]:
         """Calls the backend. Raises AgentrlError if the backend as a whole fails."""
         request = Request(act, self._settings.model_dump(mode="json"), self._run, wanted, hosts)

@@ -33,12 +33,12 @@ def setup_of(*, model: str, environment: str, rule: dict[str, Any]) -> str:
 
 def counting(attempts: Sequence[Attempt]) -> list[Attempt]:
     """The attempts from which figures are computed."""
-    setups = {(one.model, one.environment): one.setup for one in attempts}
+    setups = {(attempt.model, attempt.environment): attempt.setup for attempt in attempts}
     newest: dict[tuple[str, str, str, int], Attempt] = {}
-    for one in attempts:
-        if one.setup == setups[one.model, one.environment]:
+    for attempt in attempts:
+        if attempt.setup == setups[attempt.model, attempt.environment]:
             # The row of a task may have changed, which is another key.
-            newest[one.model, one.environment, one.task, one.attempt] = one
+            newest[attempt.model, attempt.environment, attempt.task, attempt.attempt] = attempt
     return list(newest.values())
 
 

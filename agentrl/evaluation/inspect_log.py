@@ -26,8 +26,8 @@ _LONGEST_NAME = 200
 def write(attempts: Sequence[Attempt], directory: Path) -> list[Path]:
     """Returns the files, in the order of the results."""
     parts: dict[tuple[str, str], list[Attempt]] = {}
-    for one in attempts:
-        parts.setdefault((one.environment, one.model), []).append(one)
+    for attempt in attempts:
+        parts.setdefault((attempt.environment, attempt.model), []).append(attempt)
     directory.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for (environment, model), members in parts.items():
@@ -61,8 +61,8 @@ def _write(attempts: Sequence[Attempt], environment: str, model: str, file: Path
 
 
 def _header(attempts: Sequence[Attempt], environment: str, model: str) -> dict[str, Any]:
-    tasks = list(dict.fromkeys(one.task for one in attempts))
-    times = sorted(one.at for one in attempts if one.at)
+    tasks = list(dict.fromkeys(attempt.task for attempt in attempts))
+    times = sorted(attempt.at for attempt in attempts if attempt.at)
     began, ended = (times[0], times[-1]) if times else ("", "")
     own = _digest(environment, model, began)
     return {
@@ -76,7 +76,7 @@ def _header(attempts: Sequence[Attempt], environment: str, model: str) -> dict[s
             "task": environment,
             "dataset": {"name": environment, "samples": len(tasks), "sample_ids": tasks},
             "model": f"agentrl/{model}",
-            "config": {"epochs": max(_epoch(one) for one in attempts)},
+            "config": {"epochs": max(_epoch(attempt) for attempt in attempts)},
         },
         "plan": {},
         "results": _results(attempts),

@@ -24,4 +24,4 @@ def compared(first: Sequence[Attempt], second: Sequence[Attempt], by: By = "envi
 
 
 def _by_content(attempts: Iterable[Attempt]) -> list[Attempt]:
-    return [replace(one, task=one.content or content_of(one.query, one.answer)) for one in attempts]
+    return [replace(attempt, task=attempt.content or content_of(attempt.query, attempt.answer)) for attempt in attempts]

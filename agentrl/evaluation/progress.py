@@ -21,8 +21,6 @@ SILENT_S = 15.0
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """The progress of one model."""
-
     model: str
     wanted: int
     """Attempts of this call, without those of earlier calls."""

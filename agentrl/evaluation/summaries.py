@@ -61,24 +61,24 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def models_of(attempts: Iterable[Attempt]) -> list[str]:
-    return list(dict.fromkeys(one.model for one in attempts))
+    return list(dict.fromkeys(attempt.model for attempt in attempts))
 
 
 def summaries(attempts: Iterable[Attempt], by: By = "environment") -> list[Summary]:
     parts: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
-    for one in attempts:
-        for part in BY[by](one):
-            parts[one.model, part].append(one)
+    for attempt in attempts:
+        for part in BY[by](attempt):
+            parts[attempt.model, part].append(attempt)
     return [_summary(model, part, members) for (model, part), members in parts.items()]
 
 
 def _summary(model: str, part: str, attempts: Sequence[Attempt]) -> Summary:
-    results = [one for one in attempts if one.is_result]
+    results = [attempt for attempt in attempts if attempt.is_result]
     scores = list(scores_by_task(results).values())
     fewest = min(map(len, scores), default=0)
     outcomes: dict[str, int] = defaultdict(int)
-    for one in attempts:
-        outcomes[one.outcome] += 1
+    for attempt in attempts:
+        outcomes[attempt.outcome] += 1
     found = {k: statistics.pass_at(k, scores) for k in (*(k for k in _KS if k < fewest), fewest) if k}
     return Summary(
         model=model,
@@ -89,18 +89,18 @@ def _summary(model: str, part: str, attempts: Sequence[Attempt]) -> Summary:
         mean=statistics.mean(map(statistics.mean, scores)) if scores else None,
         margin=statistics.margin(scores),
         passed={str(k): chance for k, chance in found.items() if chance is not None},
-        tokens=_mean(one.tokens for one in results),
-        turns=_mean(one.number_of_turns for one in results),
-        took_s=_mean(one.took_s for one in results),
+        tokens=_mean(result.tokens for result in results),
+        turns=_mean(result.number_of_turns for result in results),
+        took_s=_mean(result.took_s for result in results),
         outcomes=dict(outcomes),
     )
 
 
 def scores_by_task(attempts: Iterable[Attempt]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
-    for one in attempts:
-        if one.score is not None:
-            found[f"{one.environment}/{one.task}"].append(one.score)
+    for attempt in attempts:
+        if attempt.score is not None:
+            found[f"{attempt.environment}/{attempt.task}"].append(attempt.score)
     return found
 
 
@@ -113,7 +113,7 @@ def comparison(first: Sequence[Attempt], second: Sequence[Attempt], by: By = "en
 
 
 def _parts(attempts: Iterable[Attempt], by: By) -> list[str]:
-    return list(dict.fromkeys(part for one in attempts for part in BY[by](one)))
+    return list(dict.fromkeys(part for attempt in attempts for part in BY[by](attempt)))
 
 
 def _compared(part: str, first: Sequence[Attempt], second: Sequence[Attempt], by: By) -> Compared | None:

@@ -53,26 +53,26 @@ def write_delta(base: Path, file: Path, target: Path, *, most_bytes: int) -> Con
         size += 4 + len(block)
         if size > most_bytes:
             return None
-    found = ContentHash(size)
+    content_hash = ContentHash(size)
     with target.open("wb") as opened:
         for part in blocks:
             opened.write(part)
-            found.update(part)
-    return found.content()
+            content_hash.update(part)
+    return content_hash.content()
 
 
 def apply_delta(base: Path, delta: Path, target: Path, wanted: Content) -> None:
     """Writes the content of the file, which already exists with its size. Raises DeltaError if the result differs from
     the announced content, or OSError."""
-    found = ContentHash(wanted.bytes)
+    content_hash = ContentHash(wanted.bytes)
     with base.open("rb") as former, delta.open("rb") as changes, target.open("r+b") as out:
         while data := former.read(BLOCK_BYTES):
             now = _changed(data, changes)
-            found.update(now)
+            content_hash.update(now)
             out.write(now)
         if changes.read(1):
             raise DeltaError(f"{delta.name} has more blocks than its base.")
-    if found.content() != wanted:
+    if content_hash.content() != wanted:
         raise DeltaError(f"{delta.name} and its base do not give the file that was announced.")
 
 

@@ -67,29 +67,29 @@ class FileService:
         while True:
             question = msgspec.json.decode(await frames.read(reader), type=frames.FromHost)
             match question:
-                case frames.WhatIsThere():
-                    frames.write(writer, await self._there_once_changed(question))
+                case frames.AskPieces():
+                    frames.write(writer, await self._pieces_once_changed(question))
                 case frames.SendPiece():
                     await self._send(question, writer)
                 case frames.ListFiles(role=role):
                     frames.write(writer, await self._list(role))
             await writer.drain()
 
-    async def _there_once_changed(self, question: frames.WhatIsThere) -> frames.There:
+    async def _pieces_once_changed(self, question: frames.AskPieces) -> frames.PieceList:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWERS_WITHIN_S):
-                while self._there(question).revision == question.known:
+                while self._pieces(question).revision == question.known:
                     await self._change.wait()
-        return self._there(question)
+        return self._pieces(question)
 
-    def _there(self, question: frames.WhatIsThere) -> frames.There:
+    def _pieces(self, question: frames.AskPieces) -> frames.PieceList:
         if self._cache.whole(question.content):
-            return frames.There(_UNCHANGING, whole=True)
+            return frames.PieceList(_UNCHANGING, whole=True)
         if self._sources.find(question.path, question.content):
-            return frames.There(_UNCHANGING, whole=True, origin=True)
+            return frames.PieceList(_UNCHANGING, whole=True, origin=True)
         if pull := self._pulls.get(question.content.blake2b):
-            return frames.There(pull.revision, f"{pull.have:x}", f"{pull.asked:x}")
-        return frames.There(0, nothing=True)
+            return frames.PieceList(pull.revision, f"{pull.have:x}", f"{pull.asked:x}")
+        return frames.PieceList(0, nothing=True)
 
     async def _send(self, question: frames.SendPiece, writer: asyncio.StreamWriter) -> None:
         content = question.content
@@ -145,13 +145,15 @@ class FileService:
     async def _answer(
         self, question: frames.Bring | frames.Prepare, writer: asyncio.StreamWriter, ended: asyncio.Task[bytes]
     ) -> None:
-        wanted: dict[str, Content] = {}
-        work = self._bring(question, wanted) if isinstance(question, frames.Bring) else self._prepare(question, wanted)
+        contents: dict[str, Content] = {}
+        work = (
+            self._bring(question, contents) if isinstance(question, frames.Bring) else self._prepare(question, contents)
+        )
         task = asyncio.create_task(work, name="bring")
         try:
             while not task.done() and not ended.done():
                 await asyncio.wait([task, ended], timeout=REPORT_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-                frames.write(writer, self._progress(wanted))
+                frames.write(writer, self._progress(contents))
                 await writer.drain()
             done = frames.Done()
             if task.done():
@@ -247,7 +249,6 @@ class FileService:
             raise first_of(failed) from failed
 
     async def _get(self, path: str, content: Content, delta: Delta | None = None) -> None:
-        """Gets a file into the cache."""
         digest = content.blake2b
         if self._cache.whole(content):
             return

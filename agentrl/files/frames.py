@@ -28,8 +28,8 @@ class WrongListError(AgentrlError):
 # ---- between hosts ----
 
 
-class WhatIsThere(msgspec.Struct, frozen=True, tag="what_is_there"):
-    """Which pieces of a file does this host have? Answered by There when the revision differs from `known`."""
+class AskPieces(msgspec.Struct, frozen=True, tag="what_is_there"):
+    """Which pieces of a file does this host have? Answered by PieceList when the revision differs from `known`."""
 
     path: str
     """The path relative to the run's directory, by which the host that wrote the file finds it."""
@@ -37,7 +37,7 @@ class WhatIsThere(msgspec.Struct, frozen=True, tag="what_is_there"):
     known: int = -1
 
 
-class There(msgspec.Struct, frozen=True, omit_defaults=True):
+class PieceList(msgspec.Struct, frozen=True, omit_defaults=True):
     revision: int = 0
     have: str = "0"
     """A bitmap in hexadecimal digits, like the next one."""
@@ -76,7 +76,7 @@ class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: str = ""
 
 
-FromHost = WhatIsThere | SendPiece | ListFiles
+FromHost = AskPieces | SendPiece | ListFiles
 
 
 # ---- from a unit ----

@@ -111,7 +111,7 @@ def _files_of(config: RunConfig, run_dir: Path, role: str) -> Iterator[Path]:
     match role:
         case "sampler":
             yield from map(Path, config.rollout.code)
-            yield from (Path(each.code) for each in config.environments.values() if each.is_apart)
+            yield from (Path(environment.code) for environment in config.environments.values() if environment.is_apart)
             yield from _datasets(config)
         case "toolbox":
             yield from _below(run_dir / PINS, run_dir)

@@ -45,7 +45,7 @@ def next_requests(here: str, have: int, asked: int, count: int, sources: Mapping
     passed_on = _union(source.have for source in partial.values())
     elsewhere = _union(source.have for source in sources.values() if not source.origin)
     theirs = _union(source.asked for source in partial.values())
-    found: list[Request] = []
+    requests: list[Request] = []
     for group, allowed in (
         (partial, -1),
         ({name: source for name, source in sources.items() if source.whole and not source.origin}, ~passed_on),
@@ -61,8 +61,8 @@ def next_requests(here: str, have: int, asked: int, count: int, sources: Mapping
                     continue
                 free[name] -= 1
                 needed &= ~(1 << piece)
-                found.append(Request(piece, name))
-    return found
+                requests.append(Request(piece, name))
+    return requests
 
 
 def _choose(candidates: int, theirs: int, count: int, position: int, hosts: int, source: Source) -> int | None:

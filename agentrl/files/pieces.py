@@ -44,7 +44,7 @@ class Content(msgspec.Struct, frozen=True):
         wanted = piece_count(self.bytes)
         if len(self.pieces) != wanted:
             return f"its list has {len(self.pieces)} of {wanted} pieces"
-        return "" if all(_is_hash(one, 32) for one in self.pieces) else "its list of pieces has a malformed hash"
+        return "" if all(_is_hash(piece, 32) for piece in self.pieces) else "its list of pieces has a malformed hash"
 
 
 def piece_bytes(size: int) -> int:

@@ -59,7 +59,7 @@ class Pull:
         self._peers = peers
         self._on_change = on_change
         self._count = piece_count(content.bytes)
-        self._there: dict[str, frames.There] = {}
+        self._pieces: dict[str, frames.PieceList] = {}
         self._open: Counter[str] = Counter()
         self._not_before: dict[str, float] = {}
         """Hosts that failed, each with the time until which it gets no requests."""
@@ -106,7 +106,7 @@ class Pull:
                     watched[host] = tasks.create_task(self._watch(host), name=f"watch {host}")
                 for host in watched.keys() - hosts:
                     watched.pop(host).cancel()
-                    self._there.pop(host, None)
+                    self._pieces.pop(host, None)
                 await asyncio.sleep(AGAIN_S)
 
     async def _watch(self, host: str) -> None:
@@ -115,22 +115,22 @@ class Pull:
                 async with self._peers.connection(host) as connection:
                     known = -1
                     while True:
-                        question = frames.WhatIsThere(self.path, self.content, known)
-                        there = await connection.ask(question, frames.There)
+                        question = frames.AskPieces(self.path, self.content, known)
+                        there = await connection.ask(question, frames.PieceList)
                         known = there.revision
                         self._note(host, there)
             except (OSError, TimeoutError) as failed:
-                self._there.pop(host, None)
+                self._pieces.pop(host, None)
                 self._why[host] = str(failed) or "it does not answer"
                 self._news.set()
                 await asyncio.sleep(AGAIN_S)
 
-    def _note(self, host: str, there: frames.There) -> None:
+    def _note(self, host: str, there: frames.PieceList) -> None:
         if there.nothing:
-            self._there.pop(host, None)
+            self._pieces.pop(host, None)
             self._why[host] = "it does not have the file"
         else:
-            self._there[host] = there
+            self._pieces[host] = there
         self._news.set()
 
     def _sources(self) -> dict[str, Source]:
@@ -143,7 +143,7 @@ class Pull:
                 origin=there.origin,
                 free=AT_ONCE - self._open[host],
             )
-            for host, there in self._there.items()
+            for host, there in self._pieces.items()
             if host not in self._wrong and self._not_before.get(host, 0.0) <= now
         }
 
@@ -165,7 +165,7 @@ class Pull:
                 now = time.monotonic()
                 if missing != self._count - self.have.bit_count():
                     at = now
-                unheard = self._peers.hosts() - self._there.keys() - self._why.keys()
+                unheard = self._peers.hosts() - self._pieces.keys() - self._why.keys()
                 if unheard or any(source.have & ~self.have for source in self._sources().values()):
                     sourced_at = now
                 if now - at > WITHOUT_A_PIECE_S or now - sourced_at > WITHOUT_A_SOURCE_S:

@@ -36,7 +36,7 @@ def cells_of(row: HostRow) -> list[tuple[str, ...]]:
                 f"{now.busy_percent:.0f} %" if measured else "",
                 f"{now.temperature_c:.0f}" if measured and now.temperature_c else "",
                 held or (f"not given: {row.occupied[device.id]}" if device.id in row.occupied else "free"),
-                ", ".join(f"{one.pid} {one.command}"[:60].strip() for one in now.processes)
+                ", ".join(f"{process.pid} {process.command}"[:60].strip() for process in now.processes)
                 or (now.not_measured if now.not_measured != "declared" else ""),
             )
         )

@@ -80,10 +80,10 @@ class Choice:
 
 def time_of(line: str) -> float | None:
     """The wall-clock time near the beginning of a line; a time without zone is local."""
-    found = _TIME.search(line[:100])
-    if found is None:
+    match = _TIME.search(line[:100])
+    if match is None:
         return None
-    text = found.group().replace(",", ".").replace(" +", "+").replace(" -", "-").replace(" Z", "Z")
+    text = match.group().replace(",", ".").replace(" +", "+").replace(" -", "-").replace(" Z", "Z")
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):

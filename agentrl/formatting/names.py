@@ -30,8 +30,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _number(name: str) -> str:
-    found = _NUMBERED.fullmatch(name)
-    return found[2] if found else ""
+    match = _NUMBERED.fullmatch(name)
+    return match[2] if match else ""
 
 
 def plural(kind: str) -> str:

@@ -119,7 +119,6 @@ def slot_order(unit: str) -> tuple[int, str]:
 
 
 def row_kind(row: object) -> str:
-    """The tag of a row."""
     return str(row.__struct_config__.tag) if isinstance(row, msgspec.Struct) else ""
 
 
@@ -139,12 +138,10 @@ def happened_at(row: AnyRow) -> float:
 
 
 def alert_state(row: rows.AlertRow) -> str:
-    """The state of an alert, in words."""
     return "went away before it fired" if row.passed else row.state.value
 
 
 def event_text(row: AnyRow) -> str:
-    """The event in one line."""
     match row:
         case rows.OperationRow():
             why = f": {row.reason}" if row.reason else ""
@@ -184,7 +181,6 @@ def without_audit_repeats(found: list[AnyRow]) -> list[AnyRow]:
 
 
 def knob_range(row: KnobRow) -> str:
-    """The range of a knob."""
     if row.choices:
         return ", ".join(row.choices)
     low, high = row.minimum, row.maximum

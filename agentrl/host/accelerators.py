@@ -47,7 +47,7 @@ class Declared:
 
 def declared(text: str) -> tuple[Device, ...]:
     """The devices that `4x80GiB,4x80GiB` means. Raises ConfigError."""
-    found: list[Device] = []
+    devices: list[Device] = []
     for island, part in enumerate(part.strip() for part in text.split(",") if part.strip()):
         match = _ISLAND.fullmatch(part)
         try:
@@ -60,10 +60,10 @@ def declared(text: str) -> tuple[Device, ...]:
                 hint="It is a number of devices such as 4, or 4x80GiB; commas separate islands.",
             )
         for _ in range(int(match[1])):
-            id = str(len(found))
+            id = str(len(devices))
             size = memory if isinstance(memory, int) else 0
-            found.append(Device(id, id, "declared", memory_bytes=size, island=f"island {island}"))
-    return tuple(found)
+            devices.append(Device(id, id, "declared", memory_bytes=size, island=f"island {island}"))
+    return tuple(devices)
 
 
 def source_of(environ: Mapping[str, str]) -> Source:

@@ -154,23 +154,23 @@ class Cgroups:
 
 def detect(run: str, host: str) -> Cgroups:
     """Find out by trying: which hierarchies are mounted, where this process is in them, and where it may write."""
-    found = Cgroups()
+    cgroups = Cgroups()
     name = f"{run_prefix(run)}.{host}"
     v2, v1_memory = _mounts()
     if v2 is not None:
         base = v2 / _own_path("").lstrip("/") / name
-        found.tree_base = _usable_base(base, "cgroup.kill", "1", "cgroup v2", found.problems)
+        cgroups.tree_base = _usable_base(base, "cgroup.kill", "1", "cgroup v2", cgroups.problems)
     else:
-        found.problems.append("no cgroup v2 is mounted")
-    if found.tree_base is not None and _enable_memory_v2(found.tree_base):
-        found.memory_base, found.memory_v2 = found.tree_base, True
+        cgroups.problems.append("no cgroup v2 is mounted")
+    if cgroups.tree_base is not None and _enable_memory_v2(cgroups.tree_base):
+        cgroups.memory_base, cgroups.memory_v2 = cgroups.tree_base, True
     elif v1_memory is not None:
         base = v1_memory / _own_path("memory").lstrip("/") / name
         limit = str(64 << 20)
-        found.memory_base = _usable_base(base, "memory.limit_in_bytes", limit, "the memory cgroup", found.problems)
+        cgroups.memory_base = _usable_base(base, "memory.limit_in_bytes", limit, "the memory cgroup", cgroups.problems)
     else:
-        found.problems.append("no memory cgroup may be written")
-    return found
+        cgroups.problems.append("no memory cgroup may be written")
+    return cgroups
 
 
 def usable() -> bool:

@@ -28,10 +28,12 @@ class CoordinatorIdentity(msgspec.Struct, frozen=True):
 def living_coordinator(state_dir: Path) -> procfs.Identity | None:
     """The coordinator that coordinator.json names, if that process lives."""
     try:
-        found = msgspec.json.decode((state_dir / "coordinator.json").read_bytes(), type=CoordinatorIdentity)
+        coordinator_identity = msgspec.json.decode(
+            (state_dir / "coordinator.json").read_bytes(), type=CoordinatorIdentity
+        )
     except (OSError, msgspec.DecodeError):
         return None
-    identity = procfs.Identity(found.pid, found.start_ticks, found.boot_id)
+    identity = procfs.Identity(coordinator_identity.pid, coordinator_identity.start_ticks, coordinator_identity.boot_id)
     return identity if identity.alive() else None
 
 

@@ -10,8 +10,6 @@ from agentrl.protocol.messages import Device
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The measurement of one device."""
-
     id: str
     memory_used_bytes: int = 0
     busy_percent: float = 0.0

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One incarnation."""
-
     unit: str
     incarnation: int
     token: str

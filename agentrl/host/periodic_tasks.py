@@ -28,8 +28,6 @@ _MOST_STRAYS = 50
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals and limits of the periodic tasks."""
-
     stats_s: float = 2.0
     """The default until a coordinator sets another interval."""
     memory_check_s: float = 0.5

@@ -33,7 +33,6 @@ class ProbeResult:
 async def run_probe(
     probe: Probe, processes: ChildProcesses, env: Mapping[str, str], cwd: str | None = None
 ) -> ProbeResult:
-    """Run the probe once."""
     try:
         async with asyncio.timeout(probe.timeout_s):
             if probe.exec:

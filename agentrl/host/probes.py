@@ -57,8 +57,6 @@ class Verdict:
 
 @dataclass
 class Prober:
-    """All probes of one incarnation."""
-
     unit: str
     incarnation: int
     processes: ChildProcesses

@@ -76,7 +76,7 @@ class RepeatedErrors:
     def of_unit(self, unit: str) -> tuple[RepeatedError, ...]:
         """The errors of a unit, the most frequent first. Errors with about the same count keep their order."""
         kinds = self._by_unit.get(unit, {})
-        found = [each for each in kinds.values() if each.count >= COUNT_FROM]
+        found = [kind for kind in kinds.values() if kind.count >= COUNT_FROM]
         found.sort(key=lambda each: (-each.count.bit_length(), each.first_at))
         return tuple(
             RepeatedError(each.text, each.count, each.first_at, each.last_at) for each in found[:MOST_REPORTED]

@@ -116,8 +116,6 @@ def on_wire(unit: str, incarnation: int, usage: Usage, repeated: tuple[RepeatedE
 
 @dataclass
 class HostMeter:
-    """The host as a whole."""
-
     folders: tuple[Path, ...]
 
     def cpu_percent(self) -> float:

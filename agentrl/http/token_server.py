@@ -81,8 +81,8 @@ class Application:
         methods = self._exact.get(scope["path"])
         if methods is None:
             for pattern, methods_of_it in self._patterns.items():
-                if found := pattern.match(scope["path"]):
-                    scope["path_params"] = found.groupdict()
+                if match := pattern.match(scope["path"]):
+                    scope["path_params"] = match.groupdict()
                     methods = methods_of_it
                     break
         if methods is None:
@@ -190,7 +190,6 @@ async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> 
 
 
 def bears(request: Request, token: str | RunToken) -> bool:
-    """Whether the request has the token of the run."""
     return accepts(token, request.headers.get("authorization", "").encode())
 
 

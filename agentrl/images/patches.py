@@ -23,8 +23,6 @@ Array = np.ndarray[Any, Any]
 
 
 class Patches(NamedTuple):
-    """The patches of one image."""
-
     values: Array
     """[patches, width], float32."""
     grid: Size
@@ -87,7 +85,7 @@ class KeptPatches:
 
     def keep_only(self, numbers: Collection[int]) -> None:
         with self._turn:
-            for number in [one for one in self._patches if one not in numbers]:
+            for number in [patch for patch in self._patches if patch not in numbers]:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:

@@ -106,7 +106,7 @@ def processing_from(content: bytes, name: str, described: Mapping[str, Any], whe
         found = found.get("image_processor", found)
         size = found.get("size") or {}
         kind = str(found.get("image_processor_type") or "").removesuffix("Fast")
-        made = Processing(
+        processing = Processing(
             placeholder=int(described["image_token_id"]),
             patch=int(found.get("patch_size") or 14),
             merge=int(found.get("merge_size") or 2),
@@ -120,4 +120,4 @@ def processing_from(content: bytes, name: str, described: Mapping[str, Any], whe
         raise ConfigError(f"{where} has the image processor {kind}, which is not known.", hint="Known: Qwen2-VL's.")
     if found.get("do_resize") is False:
         raise ConfigError(f"{where}: {name} leaves images as large as they are (do_resize), so they fit no patches.")
-    return made
+    return processing

@@ -76,8 +76,8 @@ def source_of(value: Any, *, beside: Path | None) -> str:
         if not _DATA.match(value):
             raise ImageError(f"has an image with data that is not in Base64: {value[:32]!r}")
         return value
-    if found := re.match(r"([a-zA-Z][\w+.-]+)://", value):
-        scheme = found[1].lower()
+    if match := re.match(r"([a-zA-Z][\w+.-]+)://", value):
+        scheme = match[1].lower()
         if scheme not in ("http", "https"):
             raise ImageError(f"has an image at {value[:64]!r}, which is neither http nor https")
         if not _is_address(value):

@@ -95,7 +95,7 @@ class Invitation(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"Invitation({self.host!r})"
 
 
-class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+class HostRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A host that the run file wants."""
 
     host: str
@@ -104,7 +104,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """The machine, in the terms of the backend. Empty: any."""
 
 
-class Left(msgspec.Struct, frozen=True):
+class HostRemains(msgspec.Struct, frozen=True):
     """What may be left of a run that is down on the machine of a host."""
 
     host: str
@@ -129,7 +129,7 @@ class PlacedRun(msgspec.Struct, frozen=True):
 class Placement(Protocol):
     """The interface of a backend. The calls may block for some seconds; they never wait for a queue."""
 
-    def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
+    def ensure(self, wanted: Sequence[HostRequest]) -> tuple[Placed, ...]:
         """Start the agents of these hosts that are not running; the other hosts of the run stay as they are. Returns
         one answer for each host: its `why` says what failed. Raises AgentrlError if no host can be started."""
 
@@ -140,5 +140,5 @@ class Placement(Protocol):
         """End the agents of these hosts and give the machines back. All units must have ended before. Raises
         NotProvenError if something may be left, with the names of the hosts."""
 
-    def clear(self, left: Left) -> str:
+    def clear(self, left: HostRemains) -> str:
         """Remove what is left on the machine of a host that was released. Returns why that is not possible."""

@@ -17,7 +17,7 @@ from agentrl.config.paths import read_run
 from agentrl.config.this_host import this_host
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host.agent_lock import AgentFile
-from agentrl.placement import Invitation, Left, Placed, State, Wanted
+from agentrl.placement import HostRemains, HostRequest, Invitation, Placed, State
 from agentrl.placement.agent_process import living_agent, start_agent
 from agentrl.placement.arrival import Order, carry_out
 from agentrl.placement.notes import Notes
@@ -36,7 +36,7 @@ class LocalPlacement:
     def __init__(self, state_dir: Path) -> None:
         self._notes = Notes(state_dir, "local", LocalNote)
 
-    def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
+    def ensure(self, wanted: Sequence[HostRequest]) -> tuple[Placed, ...]:
         return tuple(self._ensure(one.invitation) for one in wanted)
 
     def describe(self) -> tuple[Placed, ...]:
@@ -49,7 +49,7 @@ class LocalPlacement:
                 carry_out(Order("end", host=host, run=note.run, state_dir=note.state_dir))
                 self._notes.update({host: None})
 
-    def clear(self, left: Left) -> str:
+    def clear(self, left: HostRemains) -> str:
         return "a person started its agent"
 
     def _ensure(self, invitation: Invitation) -> Placed:

@@ -28,7 +28,7 @@ import msgspec
 
 from agentrl.config.placement import Ray
 from agentrl.errors import AgentrlError, ConfigError, NotProvenError, UnavailableError
-from agentrl.placement import Left, Placed, PlacedRun, State, Wanted
+from agentrl.placement import HostRemains, HostRequest, Placed, PlacedRun, State
 from agentrl.placement.arrival import Order
 from agentrl.placement.notes import Notes
 from agentrl.placement.remote_python import arrival_command, read_arrived
@@ -60,7 +60,7 @@ class RayPlacement:
         self._namespace = f"agentrl-{run.uuid}"
         self._notes = Notes(run.state_dir, "ray", RayNote)
 
-    def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
+    def ensure(self, wanted: Sequence[HostRequest]) -> tuple[Placed, ...]:
         # Two starts at once must not reserve two groups.
         with self._notes.locked("ensure"), self._cluster() as ray:
             nodes = {node["NodeID"]: node for node in ray.nodes()}
@@ -91,7 +91,7 @@ class RayPlacement:
         if problems:
             raise NotProvenError(" ".join(problems))
 
-    def clear(self, left: Left) -> str:
+    def clear(self, left: HostRemains) -> str:
         return "its node has been given back to Ray"
 
     @contextlib.contextmanager
@@ -124,7 +124,7 @@ class RayPlacement:
 
     # ---- reserving ----
 
-    def _reserve(self, ray: Any, wanted: Sequence[Wanted]) -> None:
+    def _reserve(self, ray: Any, wanted: Sequence[HostRequest]) -> None:
         """Make the actors that do not exist: in their bundle if its group exists, otherwise in a new group."""
         notes, fresh = self._notes.all(), []
         for one in wanted:
@@ -172,7 +172,7 @@ class RayPlacement:
 
     # ---- agents ----
 
-    def _ensure(self, ray: Any, one: Wanted) -> Placed:
+    def _ensure(self, ray: Any, one: HostRequest) -> Placed:
         note = self._notes.all()[one.host]
         if waits := self._waits(ray, one.host, note):
             return waits

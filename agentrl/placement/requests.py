@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from agentrl.placement import Placed, PlacedRun, Wanted
+from agentrl.placement import HostRequest, Placed, PlacedRun
 
 Act = Literal["ensure", "describe", "release"]
 
@@ -18,7 +18,7 @@ class Request(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     """`placement` of the run file, as plain data."""
     run: PlacedRun
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[HostRequest, ...] = ()
     hosts: tuple[str, ...] = ()
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from agentrl.config.placement import Slurm
 from agentrl.errors import AgentrlError, NotProvenError
-from agentrl.placement import Left, Placed, PlacedRun, State, Wanted
+from agentrl.placement import HostRemains, HostRequest, Placed, PlacedRun, State
 from agentrl.placement import slurm_commands as commands
 from agentrl.placement.arrival import Order
 from agentrl.placement.notes import Notes
@@ -95,7 +95,7 @@ class SlurmPlacement:
 
     # ---- the interface ----
 
-    def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
+    def ensure(self, wanted: Sequence[HostRequest]) -> tuple[Placed, ...]:
         with self._notes.locked("start"):
             by_host = {one.host: one for one in wanted}
             view = self._look()
@@ -131,7 +131,7 @@ class SlurmPlacement:
         if problems:
             raise NotProvenError(" ".join(problems.values()))
 
-    def clear(self, left: Left) -> str:
+    def clear(self, left: HostRemains) -> str:
         return "its node has been given back to Slurm"
 
     # ---- jobs ----
@@ -170,7 +170,7 @@ class SlurmPlacement:
             groups = [tuple(hosts)]
         self._jobs.update({job: JobNote(tuple(groups), own=False, nodes=hosts)})
 
-    def _take_out(self, view: View, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Placed], dict[str, str]]:
+    def _take_out(self, view: View, wanted: Mapping[str, HostRequest]) -> tuple[dict[str, Placed], dict[str, str]]:
         """Forget jobs that are over, and hosts whose machine was taken away. Each such host is reported once.
 
         Also returns all hosts that need another job, with their nodes: hosts that shared a job share the new one."""
@@ -226,7 +226,7 @@ class SlurmPlacement:
     # ---- hosts ----
 
     def _of_job(
-        self, job: str, note: JobNote, view: View, wanted: Mapping[str, Wanted], starts: dict[str, Place]
+        self, job: str, note: JobNote, view: View, wanted: Mapping[str, HostRequest], starts: dict[str, Place]
     ) -> dict[str, Placed]:
         """The states of the wanted hosts of a job. Adds to `starts` the hosts that must be started."""
         found: dict[str, Placed] = {}
@@ -248,7 +248,7 @@ class SlurmPlacement:
         pool: Sequence[Component],
         group: Sequence[str],
         view: View,
-        wanted: Mapping[str, Wanted],
+        wanted: Mapping[str, HostRequest],
         starts: dict[str, Place],
     ) -> dict[str, Placed]:
         notes, found = self._notes.all(), dict[str, Placed]()
@@ -274,7 +274,7 @@ class SlurmPlacement:
                 found[host] = Placed(host, State.LOST, f"job {job}", f"Job {job} of Slurm has no {what}")
         return found
 
-    def _start(self, wanted: Wanted, place: Place, view: View) -> Placed:
+    def _start(self, wanted: HostRequest, place: Place, view: View) -> Placed:
         host = wanted.host
         if trouble := commands.node_trouble(place.node):
             return Placed(host, State.LOST, place.node, trouble)

@@ -20,7 +20,7 @@ import msgspec
 
 from agentrl.config.placement import Ssh
 from agentrl.errors import AgentrlError, ConfigError, NotProvenError, UnavailableError
-from agentrl.placement import Left, Placed, PlacedRun, State, Wanted
+from agentrl.placement import HostRemains, HostRequest, Placed, PlacedRun, State
 from agentrl.placement.arrival import Act, Arrived, Order
 from agentrl.placement.notes import Notes
 from agentrl.placement.remote_python import arrival_command, read_arrived
@@ -59,7 +59,7 @@ class SshPlacement:
         self._run = run
         self._notes = Notes(run.state_dir, "ssh", SshNote)
 
-    def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
+    def ensure(self, wanted: Sequence[HostRequest]) -> tuple[Placed, ...]:
         return tuple(_on_all(self._ensure, wanted))
 
     def describe(self) -> tuple[Placed, ...]:
@@ -73,7 +73,7 @@ class SshPlacement:
         if problems:
             raise NotProvenError(" ".join(problems))
 
-    def clear(self, left: Left) -> str:
+    def clear(self, left: HostRemains) -> str:
         act: Act = "wipe" if left.wipe else "forget"
         order = Order(act, host=left.host, run=self._run.uuid, state_dir=left.state_dir, run_dir=left.run_dir)
         try:
@@ -82,7 +82,7 @@ class SshPlacement:
             return failed.message.rstrip(".")
         return ""
 
-    def _ensure(self, wanted: Wanted) -> Placed:
+    def _ensure(self, wanted: HostRequest) -> Placed:
         host, node = wanted.host, wanted.node or wanted.host
         try:
             arrived = self._act(host, node, Order(invitation=wanted.invitation))

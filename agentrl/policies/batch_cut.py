@@ -47,7 +47,7 @@ class UnderWay(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BatchTarget:
     """The wanted shape of a step."""
 
     groups: int
@@ -130,7 +130,7 @@ def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
     return Cut(tuple(fresh), tuple(flat), stale_records, tuple(stale_groups))
 
 
-def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
+def decide(now: Situation, wanted: BatchTarget, freshness: Freshness) -> Decision:
     """Returns a step, a wait, or the end. The caller requeues `stale_groups` in any case."""
     left = cut(now.ready, freshness)
     left, waiting = _within_share(replace(left, fresh=_in_turn(left.fresh, now, freshness)), now, wanted)
@@ -149,7 +149,7 @@ def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
     return _step(left, chosen)
 
 
-def _within_share(left: Cut, now: Situation, wanted: Wanted) -> tuple[Cut, int]:
+def _within_share(left: Cut, now: Situation, wanted: BatchTarget) -> tuple[Cut, int]:
     """The next step without the forks beyond their share, and how many groups wait because they consist of forks only.
     If there is no other group, the first of them trains one fork, because it holds capacity that other groups need."""
     if not any(record.intervened for group in left.fresh for record in group.records):
@@ -173,7 +173,7 @@ def _within_share(left: Cut, now: Situation, wanted: Wanted) -> tuple[Cut, int]:
     return replace(left, fresh=(*step, *fresh[len(step) :]), stale_records=out), len(alone)
 
 
-def _limited(groups: Sequence[ReadyGroup], now: Situation, wanted: Wanted) -> list[ReadyGroup]:
+def _limited(groups: Sequence[ReadyGroup], now: Situation, wanted: BatchTarget) -> list[ReadyGroup]:
     """The groups of a step, each without its forks beyond the share."""
     forks = [[record for record in group.records if record.intervened] for group in groups]
     allowed = fork_rules.limited(
@@ -188,7 +188,7 @@ def _limited(groups: Sequence[ReadyGroup], now: Situation, wanted: Wanted) -> li
     return kept
 
 
-def _last(left: Cut, wanted: Wanted) -> Decision:
+def _last(left: Cut, wanted: BatchTarget) -> Decision:
     if wanted.last_batch == "take" and (left.fresh or left.flat):
         return _step(left, left.fresh)
     return Decision("end", "nothing is left to sample or to train")

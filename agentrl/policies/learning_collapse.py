@@ -55,7 +55,7 @@ def evaluation_collapse(evaluations: Sequence[Measurement]) -> float:
     best = best_of(evaluations)
     if best is None:
         return 0.0
-    falls = [fall(best, one) for one in evaluations[-2:]]
+    falls = [fall(best, evaluation) for evaluation in evaluations[-2:]]
     return max(falls[-1] / AT_ONCE, min(falls) / CONFIRMED)
 
 
@@ -74,7 +74,7 @@ def reward_collapse(best: Measurement, rewards: Sequence[Measurement]) -> float:
     it.
     """
     now = rewards[-1] if rewards else None
-    before = next((one for one in reversed(rewards) if now is not None and one.of <= now.of - LATELY), None)
+    before = next((reward for reward in reversed(rewards) if now is not None and reward.of <= now.of - LATELY), None)
     if now is None or before is None:
         return 0.0
     return min(_reward_fall(best, one) for one in (before, now)) / AT_ONCE

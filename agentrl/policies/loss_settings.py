@@ -76,7 +76,7 @@ class Masks:
 
     @property
     def active(self) -> bool:
-        return any(getattr(self, each.name) is not None for each in fields(self))
+        return any(getattr(self, field.name) is not None for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,6 @@ class CriticRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """One form of the policy loss with its settings."""
-
     kind: LossKind = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agentrl.policies import curriculum, group_closing
 from agentrl.policies.advantages import Trained, balanced, normalized
-from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted, decide
+from agentrl.policies.batch_cut import BatchTarget, ReadyGroup, ReadyRecord, Situation, decide
 from agentrl.policies.curriculum import Window
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.group_closing import Closed, GroupRule, Member, Share
@@ -73,7 +73,6 @@ def compare_groups(groups: Sequence[PastGroup], before: GroupRule, after: GroupR
 
 
 def _record(before: Closed, after: Closed, record: str) -> list[str]:
-    """What became of it."""
     then, now = (_trained(closed, record) for closed in (before, after))
     if then is None or now is None:
         return [] if then is now else ["records", "added" if then is None else "dropped"]
@@ -173,7 +172,7 @@ def compare_steps(signals: Sequence[bool], before: int, after: int) -> StepChang
 
 def _cut(signals: Sequence[bool], groups: int) -> list[int]:
     """How many groups with signal each step has. Groups become ready one after the other, and none is too old."""
-    wanted, ready, sizes = Wanted(groups=groups, max_refill=groups), list[ReadyGroup](), list[int]()
+    wanted, ready, sizes = BatchTarget(groups=groups, max_refill=groups), list[ReadyGroup](), list[int]()
     for place, signal in enumerate(signals):
         ready.append(ReadyGroup(str(place), place, signal, (ReadyRecord(str(place), 0),)))
         decision = decide(Situation(ready), wanted, Freshness())

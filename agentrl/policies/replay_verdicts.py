@@ -92,12 +92,12 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 
 def merged_effects(declared: Mapping[str, str], run_file: Mapping[str, ToolEffect]) -> dict[str, ToolEffect]:
     """The effects of the tools of a server: what it declares itself, unless the run file has another entry."""
-    found: dict[str, ToolEffect] = {}
+    tool_effects: dict[str, ToolEffect] = {}
     for tool, name in declared.items() if ANY_TOOL not in run_file else ():
         for effect in get_args(ToolEffect):
             if effect == name:
-                found[tool] = effect
-    return {**found, **run_file}
+                tool_effects[tool] = effect
+    return {**tool_effects, **run_file}
 
 
 def effect_of(effects: Mapping[str, ToolEffect], tool: str) -> ToolEffect:

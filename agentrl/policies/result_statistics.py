@@ -85,14 +85,14 @@ def compare(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[
         difference=mean(differences),
         margin=_SURE * _error(differences) if len(differences) > 1 else math.inf,
         chance=_chance(differences),
-        better=sum(one > 0 for one in differences),
-        worse=sum(one < 0 for one in differences),
+        better=sum(difference > 0 for difference in differences),
+        worse=sum(difference < 0 for difference in differences),
     )
 
 
 def _chance(differences: Sequence[float]) -> float:
     """If the models are equal, each difference could just as well have the other sign."""
-    moved = [one for one in differences if one]
+    moved = [difference for difference in differences if difference]
     if not moved:
         return 1.0
     seen = abs(math.fsum(moved))

@@ -71,7 +71,7 @@ def by_length(records: Sequence[Watched]) -> Length | None:
     if len(both) < LEAST:
         return None
     spread = math.sqrt(sum(length**2 for length, _ in both) * sum(score**2 for _, score in both))
-    older, newer = _halves([float(one.tokens) for one in records])
+    older, newer = _halves([float(record.tokens) for record in records])
     growth = fmean(newer) / max(1.0, fmean(older))
     return Length(sum(length * score for length, score in both) / spread if spread else 0.0, growth, len(both))
 
@@ -111,7 +111,7 @@ def sketch_of(text: str) -> frozenset[int] | None:
 
 
 def repeats(records: Sequence[Watched]) -> Repeats | None:
-    known = [one for one in records if one.sketch is not None]
+    known = [record for record in records if record.sketch is not None]
     if len(known) < LEAST:
         return None
     alike: dict[frozenset[int], list[Watched]] = defaultdict(list)
@@ -197,7 +197,7 @@ class Divergence:
 
 
 def divergence(records: Sequence[Watched], watcher: str) -> Divergence | None:
-    both = [(one.score, one.parts[watcher]) for one in records if watcher in one.parts]
+    both = [(record.score, record.parts[watcher]) for record in records if watcher in record.parts]
     if len(both) < LEAST:
         return None
     old_scores, new_scores = _halves([score for score, _ in both])
@@ -228,6 +228,6 @@ def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 def _grouped(records: Iterable[Watched]) -> list[list[Watched]]:
     groups: dict[str, list[Watched]] = defaultdict(list)
-    for one in records:
-        groups[one.group].append(one)
+    for record in records:
+        groups[record.group].append(record)
     return list(groups.values())

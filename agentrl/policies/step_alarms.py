@@ -67,10 +67,10 @@ def _over_median(values: Sequence[float]) -> float | None:
 
 def _without_signal(steps: Sequence[Metrics]) -> dict[str, float | None]:
     """The groups of these steps that had no signal."""
-    if len(steps) < LATELY or not all("groups_without_signal" in one for one in steps):
+    if len(steps) < LATELY or not all("groups_without_signal" in step for step in steps):
         return {}
-    without = sum(float(one["groups_without_signal"]) for one in steps)
-    groups = without + sum(float(one["groups"]) for one in steps)
+    without = sum(float(step["groups_without_signal"]) for step in steps)
+    groups = without + sum(float(step["groups"]) for step in steps)
     share = without / groups if groups else None
     return {"zero_variance_lately": share, "groups_without_signal_lately": without, "groups_lately": groups}
 
@@ -84,7 +84,7 @@ def _rise(values: Sequence[float]) -> float | None:
 def _worst_rise(steps: Sequence[Metrics]) -> float | None:
     """The largest rise of the share of failures of any tool."""
     shares = [name for name in steps[-1] if name.startswith("tools/") and name.endswith("/infrastructure_share")]
-    rises = [_rise([float(one[name]) for one in steps if name in one]) for name in shares]
+    rises = [_rise([float(step[name]) for step in steps if name in step]) for name in shares]
     return max((rise for rise in rises if rise is not None), default=None)
 
 

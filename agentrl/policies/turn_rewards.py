@@ -29,9 +29,9 @@ def advantages_by_turn(
     members: Sequence[Played], estimator: Estimator, *, divide_by_std: bool = True, discount: float = 1.0
 ) -> list[list[float]]:
     """For each member the advantage of each of its turns. `discount`: what a reward one turn later is worth."""
-    following = [_following(one, discount) for one in members]
+    following = [_following(member, discount) for member in members]
     found: list[list[float]] = [[] for _ in members]
-    for turn in range(max((one.turns for one in members), default=0)):
+    for turn in range(max((member.turns for member in members), default=0)):
         reached = [
             returns[turn] if turn < one.turns else one.score for one, returns in zip(members, following, strict=True)
         ]
@@ -44,7 +44,6 @@ def advantages_by_turn(
 
 
 def _following(one: Played, discount: float) -> list[float]:
-    """The return of each turn."""
     found: list[float] = []
     later = one.score
     for turn in reversed(range(one.turns)):

@@ -80,7 +80,7 @@ async def _with_images(database: Database, row: Plain) -> Plain:
     known = await images.get(database, filter(image_marks.is_stored, image_marks.names_in(*_texts(row))))
     query = row["query"]
     messages = [{"role": "user", "content": query}] if isinstance(query, str) else query
-    shown = [{**one, "content": _parts(one["content"], known)} for one in messages]
+    shown = [{**message, "content": _parts(message["content"], known)} for message in messages]
     return {name: value for name, value in row.items() if name != "messages"} | {"query": shown}
 
 

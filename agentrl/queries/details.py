@@ -65,15 +65,15 @@ async def replay(database: Database, id: str) -> Story:
 
 async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
     """A document with the field names of rows. Raises UnknownNameError."""
-    found = await database.find_one(kind, {"_id": id})
-    if found is None:
+    document = await database.find_one(kind, {"_id": id})
+    if document is None:
         raise UnknownNameError(f"There is no {singular(kind)} {id}.", hint=hint)
-    return lists.shown(found)
+    return lists.shown(document)
 
 
 async def _records(database: Database, filter: Mapping[str, Any]) -> tuple[tuple[Plain, ...], int]:
-    found = await database.find("Record", filter, sort=[("_id", 1)], limit=MOST_RECORDS)
-    short = [pages.shortened("Record", lists.shown(document)) for document in found]
+    documents = await database.find("Record", filter, sort=[("_id", 1)], limit=MOST_RECORDS)
+    short = [pages.shortened("Record", lists.shown(document)) for document in documents]
     await pages.add_activity(database, short)
     more = await database.count("Record", filter) - len(short) if len(short) == MOST_RECORDS else 0
     return tuple(short), more

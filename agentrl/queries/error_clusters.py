@@ -60,5 +60,5 @@ def _is_word(text: str) -> bool:
 
 def _min_members(wider: str, members: Sequence[str]) -> int:
     """Two if single words follow a colon, because those are names; otherwise three."""
-    is_name = wider.endswith(f": {VARIES}") and all(" " not in each.removeprefix(wider[:-1]) for each in members)
+    is_name = wider.endswith(f": {VARIES}") and all(" " not in member.removeprefix(wider[:-1]) for member in members)
     return 2 if is_name else _NAMES

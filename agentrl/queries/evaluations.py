@@ -58,12 +58,14 @@ class EvaluationQueries:
     async def rows(self, args: ListEvaluations) -> list[EvaluationRow]:
         requested = {"evaluation": {"$in": ["wanted", "queued", "done"]}}
         limit = min(max(args.limit, 1), MOST)
-        found = await self._database.find("Publication", requested, sort=[("_id", -1)], limit=limit, projection=_FIELDS)
+        documents = await self._database.find(
+            "Publication", requested, sort=[("_id", -1)], limit=limit, projection=_FIELDS
+        )
         now = self._clock()
         self._kept = {version: kept for version, kept in self._kept.items() if now - kept[0] < KEPT_S}
         parts: dict[int, list[_Part]] = {}
         # One after the other, so that the steward does other work between them.
-        for publication in found:
+        for publication in documents:
             version = int(publication["_id"])
             if version not in self._kept:
                 read, _ = await self._read(version)
@@ -72,22 +74,22 @@ class EvaluationQueries:
                     continue
                 self._kept[version] = (now, read)
             parts[version] = self._kept[version][1]
-        return await self._shown(found, parts)
+        return await self._shown(documents, parts)
 
     async def show(self, args: ShowEvaluation) -> EvaluationStory:
-        found = await self._database.find_one("Publication", {"_id": args.version}, projection=_FIELDS)
-        if found is None or not found.get("evaluation"):
+        document = await self._database.find_one("Publication", {"_id": args.version}, projection=_FIELDS)
+        if document is None or not document.get("evaluation"):
             raise UnknownNameError(f"Version {args.version} was not evaluated.", hint="See `agentrl eval list`.")
         parts, attempts = await self._read(args.version)
-        listed = await self._shown([found], {args.version: parts})
-        behind = sorted((one for one in attempts if one.key > args.after), key=lambda one: one.key)
+        listed = await self._shown([document], {args.version: parts})
+        behind = sorted((attempt for attempt in attempts if attempt.key > args.after), key=lambda one: one.key)
         part = behind[: args.limit] if args.limit > 0 else behind
         return EvaluationStory(tuple(listed), tuple(map(_sent, part)), more=len(part) < len(behind))
 
     async def _read(self, version: int) -> tuple[list[_Part], list[Attempt]]:
         tasks = await evaluated_attempts.tasks_of(self._database, version)
         attempts = await evaluated_attempts.attempts_at(self._database, tasks)
-        figures = {one.part: one for one in summaries(attempts)}
+        figures = {summary.part: summary for summary in summaries(attempts)}
         members: dict[str, list[Plain]] = defaultdict(list)
         for task in tasks:
             members[task["environment"]].append(task)
@@ -124,8 +126,8 @@ def _row(about: dict[str, Any], part: _Part) -> EvaluationRow:
 
 async def _checkpoints(database: Database, versions: Sequence[int]) -> dict[int, str]:
     with_weights = {"version": {"$in": list(versions)}, "status": CheckpointStatus.COMPLETE}
-    found = await database.find("Checkpoint", with_weights, projection=["version"])
-    return {int(one["version"]): one["_id"] for one in found}
+    documents = await database.find("Checkpoint", with_weights, projection=["version"])
+    return {int(one["version"]): one["_id"] for one in documents}
 
 
 def _sent(one: Attempt) -> Attempt:

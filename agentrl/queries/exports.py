@@ -48,7 +48,7 @@ ENDED = {"finished_at": {"$ne": None}, "status": {"$nin": ["open", "running", "f
 async def part(database: Database, published: PublishedTokenizer, args: ExportRecords) -> ExportPart:
     query, after = args.filter, args.after
     most = min(args.limit or LOOKED_AT, LOOKED_AT)
-    found = await lists.page(
+    page = await lists.page(
         database, "Record", filter=query, sort="finished_at", after=after or None, limit=most, also=ENDED
     )
     data, offset, complete = bytearray(), args.offset, 0
@@ -56,9 +56,9 @@ async def part(database: Database, published: PublishedTokenizer, args: ExportRe
     if args.form == "dataset":
         if template is None:
             raise UnavailableError("No tokenizer is published, so tokens cannot be read as messages.")
-        made = dataset_rows.lines(database, template, found.rows)
+        made = dataset_rows.lines(database, template, page.rows)
     else:
-        made = _lines(database, template, found.rows)
+        made = _lines(database, template, page.rows)
     async with contextlib.aclosing(made) as lines:
         async for id, line in lines:
             room = PART_BYTES - len(data)
@@ -66,7 +66,7 @@ async def part(database: Database, published: PublishedTokenizer, args: ExportRe
             if offset + room < len(line):
                 return ExportPart(bytes(data), after, offset + room, complete)
             after, offset, complete = id, 0, complete + 1
-    return ExportPart(bytes(data), after, 0, complete, end=found.after is None)
+    return ExportPart(bytes(data), after, 0, complete, end=page.after is None)
 
 
 async def _lines(
@@ -159,8 +159,8 @@ def _from_loop(
 
 
 async def _tasks(database: Database, ids: Sequence[str]) -> dict[str, Plain]:
-    found = await database.find("Task", {"_id": {"$in": list(ids)}}, projection={"shares": 0})
-    return {task["_id"]: lists.shown(task) for task in found}
+    documents = await database.find("Task", {"_id": {"$in": list(ids)}}, projection={"shares": 0})
+    return {task["_id"]: lists.shown(task) for task in documents}
 
 
 async def _calls(database: Database, records: Sequence[str]) -> dict[str, list[Plain]]:

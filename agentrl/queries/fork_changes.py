@@ -31,7 +31,7 @@ from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.queries.operator_changes import Change
 from agentrl.queries.record_changes import RecordChanges
-from agentrl.steward.fork_plans import ForkPlan, ForkPlanner, Wanted
+from agentrl.steward.fork_plans import ForkPlan, ForkPlanner, ForkRequest
 from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import forks, replays, tasks
@@ -95,11 +95,11 @@ class ForkChanges:
             raise RefusedError(refused[0])
         return _Planned(plans, refused)
 
-    async def _wanted(self, args: ForkRecords) -> list[Wanted]:
+    async def _wanted(self, args: ForkRecords) -> list[ForkRequest]:
         if not args.replays:
-            return [Wanted(args.target, None, args.result, args.message, args.times)]
+            return [ForkRequest(args.target, None, args.result, args.message, args.times)]
         chosen = await replays.chosen(self._database, args.replays)
-        return [Wanted(replay=replay, times=args.times) for replay in chosen]
+        return [ForkRequest(replay=replay, times=args.times) for replay in chosen]
 
     async def _fork(self, args: ForkRecords, operation: AskUnit) -> Done:
         if problem := args.problem():
@@ -123,7 +123,7 @@ class ForkChanges:
         result: dict[str, KnobValue] = {**kinds, **({"forked": made[0]} if len(made) == 1 else {})}
         return Done(few(lines) if len(lines) > 1 else tuple(lines), result)
 
-    async def fork_one(self, wanted: Wanted, note: str, operation: AskUnit) -> tuple[str, str, str]:
+    async def fork_one(self, wanted: ForkRequest, note: str, operation: AskUnit) -> tuple[str, str, str]:
         """What the fork became: its kind, its id, and a sentence."""
         planner = ForkPlanner(self._database, self._settings(), self._servers)
         place = _by(await planner.place(wanted), operation, note)
@@ -156,7 +156,7 @@ class ForkChanges:
             fixed.verdict, fixed.fault = Verdict.FIXED, fault_of(CallResult(one.call.status), Verdict.FIXED)
             fixed.runs = [ReplayedCall(status=ToolCallStatus.OK)]
             with suppress(AgentrlError):
-                plans.append(await planner.plan(Wanted(replay=fixed)))
+                plans.append(await planner.plan(ForkRequest(replay=fixed)))
         forks, ends = _summary(plans), _ends(plans)
         return Effect(displaces=(*forks, *ends)) if len(plans) > 1 else Effect(changes=forks, displaces=ends)
 
@@ -213,7 +213,7 @@ def _seat(record: str) -> str:
     return record.rpartition(".a")[0]
 
 
-def _refuse_taken_seat(wanted: Wanted, repaired: Mapping[str, str]) -> None:
+def _refuse_taken_seat(wanted: ForkRequest, repaired: Mapping[str, str]) -> None:
     """`repaired`: by seat, the record that this operation repairs there."""
     replay = wanted.replay
     if replay is not None and (other := repaired.get(_seat(replay.record))):

@@ -77,7 +77,7 @@ async def _add_serving_engines(database: Database, rows: list[Plain]) -> None:
         "Service", {"kind": "engine", "state": {"$in": service_registry.PRESENT}}, projection=["version", "state"]
     )
     for row in rows:
-        row["engines"] = {one["_id"]: one["state"] for one in engines if one.get("version") == row["id"]}
+        row["engines"] = {engine["_id"]: engine["state"] for engine in engines if engine.get("version") == row["id"]}
 
 
 async def _calls_under_way(database: Database, records: list[str], now: datetime) -> dict[str, Plain]:

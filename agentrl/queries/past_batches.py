@@ -160,9 +160,9 @@ async def _of_steps(database: Database, args: PastPreview) -> PastChange:
     without = {task for step in steps for task in step["filtered"]}
     ids = without.union(*(step["tasks"] for step in steps))
     in_order = [("admitted_order", 1)]
-    found = await database.find("Task", {"_id": {"$in": sorted(ids)}}, sort=in_order, projection=["_id"])
+    documents = await database.find("Task", {"_id": {"$in": sorted(ids)}}, sort=in_order, projection=["_id"])
     before, after = int(args.now.get("groups") or 1), int(args.value or 1)
-    changes = past_batches.compare_steps([task["_id"] not in without for task in found], before, after)
+    changes = past_batches.compare_steps([task["_id"] not in without for task in documents], before, after)
     return PastChange(f"over {_those(steps)}, {_steps_in_words(changes)}", _numbers(changes))
 
 

@@ -114,9 +114,9 @@ class RecordChanges:
 
     async def _found(self, verb: Verb[Any], args: ChooseRecords, canary: PassedCanary | None, by: str) -> list[str]:
         here = await self._here(verb)
-        wanted: Query = {"status": {"$in": list(verb.statuses)}} if verb.statuses else {}
-        made = await self._made_by(args.made_by, canary, here | wanted) if args.made_by else {}
-        also: Query = {"$and": [made, here, wanted]}
+        query: Query = {"status": {"$in": list(verb.statuses)}} if verb.statuses else {}
+        made = await self._made_by(args.made_by, canary, here | query) if args.made_by else {}
+        also: Query = {"$and": [made, here, query]}
         # Records that this operation changed before an interruption may no longer match the filter, which often names a
         # status.
         begun = await self._database.find("Record", {verb.mark: by}, projection=["_id"]) if by else []

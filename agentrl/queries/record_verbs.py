@@ -240,15 +240,23 @@ async def _rescore(
 
 async def _rescore_progress(database: Database, by: str) -> Done:
     records = await rescoring.of_operation(database, by)
-    wanted = [one for one in records if one.rescore is not None and one.rescore.wanted]
+    wanted = [record for record in records if record.rescore is not None and record.rescore.wanted]
     waiting = [one for one in wanted if one.status == RecordStatus.SCORED]
     if waiting:
         await rescoring.hold_open(database, waiting)
         done = len(records) - len(waiting)
         return Done(under_way=f"{done} of {counted(len(records), 'records')} scored again, by samplers")
-    kept = [f"{one.id} keeps its score: {one.rescore.error}" for one in records if one.rescore and one.rescore.error]
+    kept = [
+        f"{record.id} keeps its score: {record.rescore.error}"
+        for record in records
+        if record.rescore and record.rescore.error
+    ]
     gone = len(wanted)
-    new = [one for one in records if one.rescore is not None and not one.rescore.wanted and not one.rescore.error]
+    new = [
+        record
+        for record in records
+        if record.rescore is not None and not record.rescore.wanted and not record.rescore.error
+    ]
     changed = [(one.scores_before[-1], one.score) for one in new if one.scores_before and one.score is not None]
     changed = [(before, now) for before, now in changed if before != now]
     lines = [f"{counted(len(new), 'records')} scored again"]

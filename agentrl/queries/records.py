@@ -84,8 +84,8 @@ def ending_of(record: Mapping[str, Any]) -> Plain:
 async def _turns(database: Database, args: ShowRecord) -> tuple[list[Plain], bool]:
     limit = max(1, min(args.limit, MOST_TURNS))
     over = {"_id": within(args.id), "turn": {"$gt": args.after_turn}, "over_at": {"$ne": None}}
-    found = await database.find(CALLS, over, sort=[("turn", 1)], limit=limit + 1, projection=_TURN)
-    return [await _turn(database, document, args.chars) for document in found[:limit]], len(found) > limit
+    documents = await database.find(CALLS, over, sort=[("turn", 1)], limit=limit + 1, projection=_TURN)
+    return [await _turn(database, document, args.chars) for document in documents[:limit]], len(documents) > limit
 
 
 async def _turn(database: Database, document: Plain, chars: int) -> Plain:
@@ -93,7 +93,7 @@ async def _turn(database: Database, document: Plain, chars: int) -> Plain:
     turn["text"] = await _text(database, turn, "text", chars)
     turn["seconds"] = _seconds(turn["started_at"], turn["done_at"])
     turn["call"] = _call(document)
-    turn["tool_calls"] = [lists.shown(one) for one in calls.tool_rows(document)]
+    turn["tool_calls"] = [lists.shown(tool_row) for tool_row in calls.tool_rows(document)]
     for call in turn["tool_calls"]:
         call["result"] = await _text(database, call, "result", chars)
         call["arguments"] = {name: both_ends(value, chars) for name, value in call["arguments"].items()}
@@ -111,9 +111,9 @@ async def _add_loop_messages(
         return
     around = {"$gte": turns[0]["index"] - 1, "$lte": turns[-1]["index"]}
     matched = {"_id": within(args.id), "turn": around}
-    found = await database.find(CALLS, matched, projection=loop_messages.FIELDS)
+    documents = await database.find(CALLS, matched, projection=loop_messages.FIELDS)
     results = await loop_messages.cut_results(database, await chunks.cut_of(database, [args.id]))
-    messages = await asyncio.to_thread(loop_messages.by_turn, template, found, results)
+    messages = await asyncio.to_thread(loop_messages.by_turn, template, documents, results)
     for turn in turns:
         turn["from_loop"] = [
             message | {"text": both_ends(message["text"], args.chars)} for message in messages.get(turn["index"], ())
@@ -131,18 +131,18 @@ def _call(document: Mapping[str, Any]) -> Plain:
 async def _outside_of_turns(database: Database, record: str) -> list[Plain]:
     """Calls of the turn that is not over, and calls that failed or were continued."""
     alone = {"_id": within(record), "over_at": None}
-    found = await database.find(CALLS, alone, sort=[("index", 1)], projection=_UNDER_WAY)
-    tools = [lists.shown(tool) for document in found for tool in calls.tool_rows(document)]
+    documents = await database.find(CALLS, alone, sort=[("index", 1)], projection=_UNDER_WAY)
+    tools = [lists.shown(tool) for document in documents for tool in calls.tool_rows(document)]
     for tool in tools:
         tool.pop("task")
-    return [_call(document) for document in found] + tools
+    return [_call(document) for document in documents] + tools
 
 
 async def _attempts(database: Database, record: Mapping[str, Any]) -> list[Plain]:
     seat = {name: record[name] for name in ("task", "round", "seat")}
-    found = await database.find("Record", seat, sort=[("attempt", 1)])
+    documents = await database.find("Record", seat, sort=[("attempt", 1)])
     names = ("id", "attempt", "status", "outcome", "outcome_class", "error", "score", "owner", "turns", "duration_s")
-    return [{name: pages.cut(lists.shown(document).get(name)) for name in names} for document in found]
+    return [{name: pages.cut(lists.shown(document).get(name)) for name in names} for document in documents]
 
 
 async def _training(database: Database, record: Mapping[str, Any]) -> Plain:

@@ -33,7 +33,7 @@ from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.queries import fork_changes, pages
 from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.operator_changes import Change
-from agentrl.steward.fork_plans import Wanted
+from agentrl.steward.fork_plans import ForkRequest
 from agentrl.steward.replay_plans import ReplayPlan
 from agentrl.steward.replays import ReplayRunner, then_of
 from agentrl.store import replays
@@ -161,7 +161,7 @@ class ReplayChanges:
             if replay.verdict != Verdict.FIXED or not undecided:
                 continue
             try:
-                _, _, line = await self._forks.fork_one(Wanted(replay=replay), note, operation)
+                _, _, line = await self._forks.fork_one(ForkRequest(replay=replay), note, operation)
             except AgentrlError as why:
                 line = why.message
             lines.append(line)

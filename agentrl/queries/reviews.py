@@ -80,8 +80,8 @@ def _of(row: Plain, task: Plain | None, made: tuple[int, int], usual: dict[str, 
 
 async def _baselines(database: Database, tasks: Sequence[str]) -> dict[str, Plain]:
     closed = {"_id": {"$in": list(tasks)}, "baseline": {"$ne": None}}
-    found = await database.find("Task", closed, projection=["round", "baseline"])
-    return {task["_id"]: task for task in found}
+    documents = await database.find("Task", closed, projection=["round", "baseline"])
+    return {task["_id"]: task for task in documents}
 
 
 async def _calls(database: Database, records: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -91,26 +91,26 @@ async def _under_way(database: Database, *, besides: Collection[str]) -> list[se
         "versions.0": {"$exists": True},
         "environment": {"$nin": list(besides)},
     }
-    found = await database.find("Record", flying, projection=["versions"])
-    return [set(record["versions"]) for record in found]
+    documents = await database.find("Record", flying, projection=["versions"])
+    return [set(record["versions"]) for record in documents]
 
 
 async def _durations(database: Database) -> list[tuple[float, bool]]:
     """For all records that recent Steps could have trained: their duration, and whether they were left out as too
     old."""
-    found = await database.find(
+    documents = await database.find(
         "Step",
         {"status": StepStatus.COMMITTED},
         sort=[("step", -1)],
         limit=RECENT_STEPS,
         projection=["tasks", "records", "leased_at"],
     )
-    trained = {record for step in found for record in step["records"]}
-    tasks_of_steps = [task for step in found for task in step["tasks"]]
+    trained = {record for step in documents for record in step["records"]}
+    tasks_of_steps = [task for step in documents for task in step["tasks"]]
     consumed = {"_id": {"$in": tasks_of_steps}, "status": TaskStatus.TRAINED}
     closed = await database.find("Task", consumed, projection=["shares"]) if tasks_of_steps else []
     members = [share["record"] for task in closed for share in task["shares"] if share["advantage"] is not None]
-    members += await _starved(database, since=found[-1]["leased_at"] if found else None)
+    members += await _starved(database, since=documents[-1]["leased_at"] if documents else None)
     records = await database.find("Record", {"_id": {"$in": members}}, projection=["duration_s"]) if members else []
     return [(float(record["duration_s"]), record["_id"] not in trained) for record in records]
 
@@ -119,7 +119,7 @@ async def _starved(database: Database, *, since: datetime | None) -> list[str]:
     """Records that would have trained, in groups that no Step took because all their records were too old."""
     ended = {"$type": "date"} if since is None else {"$gte": since}
     stale = {"finished_at": ended, "status": RecordStatus.SUPERSEDED, "reason": tasks.STALE}
-    found = await database.find("Record", stale, sort=[("finished_at", -1)], limit=MOST_STARVED, projection=["_id"])
-    trains = {"_id": {"$in": [record["_id"] for record in found]}, "advantage": {"$ne": None}}
-    data = await database.find("DBRecordData", trains, projection=["_id"]) if found else []
+    documents = await database.find("Record", stale, sort=[("finished_at", -1)], limit=MOST_STARVED, projection=["_id"])
+    trains = {"_id": {"$in": [record["_id"] for record in documents]}, "advantage": {"$ne": None}}
+    data = await database.find("DBRecordData", trains, projection=["_id"]) if documents else []
     return [one["_id"] for one in data]

@@ -37,8 +37,6 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True)
 class Errors:
-    """All errors of one kind."""
-
     count: int = 0
     first_at: float = 0.0
     last_at: float = 0.0

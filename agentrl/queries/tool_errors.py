@@ -99,8 +99,6 @@ class ToolErrorQueries:
 
 
 class _KeptCounts:
-    """The errors of one filter."""
-
     def __init__(self, database: Database, query: Expression, *, with_calls: bool, clock: Callable[[], float]) -> None:
         self.used_at = 0.0
         self._read = partial(_Counted.read, database, query, with_calls=with_calls)

@@ -63,7 +63,6 @@ class RecordingFiles:
             self._give_up(error)
 
     def clear(self) -> None:
-        """Removes all files."""
         self.close()
         for path in self._files():
             path.unlink(missing_ok=True)

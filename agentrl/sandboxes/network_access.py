@@ -153,8 +153,8 @@ class NetworkAccess:
             admitted.listener = socket.socket(fileno=descriptors[0])
             self._pass_on(number)
             return
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
         self._forget(number)
 
     def _pass_on(self, number: int) -> None:

@@ -33,8 +33,6 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class SandboxCgroup:
-    """The cgroups of one sandbox."""
-
     paths: tuple[Path, ...]
 
     def entered(self, command: Sequence[str]) -> tuple[str, ...]:

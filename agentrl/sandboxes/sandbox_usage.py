@@ -27,8 +27,6 @@ _MOST_COUNTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A sandbox to measure."""
-
     pid: int
     """Its first process, as the host sees it."""
     kind: str
@@ -64,10 +62,12 @@ class UsageMeter:
         for stat in stats.values():
             children.setdefault(stat.ppid, []).append(stat.pid)
         found = {}
-        for each in sandboxes:
-            inside = [stats[pid] for pid in _tree(each.pid, children) if pid in stats and stats[pid].state not in "ZX"]
+        for sandbox in sandboxes:
+            inside = [
+                stats[pid] for pid in _tree(sandbox.pid, children) if pid in stats and stats[pid].state not in "ZX"
+            ]
             if inside:
-                found[each.pid] = self._one(each, inside)
+                found[sandbox.pid] = self._one(sandbox, inside)
         return found
 
     def forget(self, living: Sequence[int]) -> None:

@@ -104,11 +104,11 @@ async def held_environments(database: Database, settings: StewardSettings) -> di
 async def admit_evaluations(database: Database, settings: StewardSettings) -> int:
     """Admit evaluation and probes, which need no capacity."""
     waiting: Plain = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}}
-    found = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
-    if found and (held := await held_environments(database, settings)):
+    documents = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
+    if documents and (held := await held_environments(database, settings)):
         waiting["environment"] = {"$nin": list(held)}
-        found = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
-    queued = [load(Task, document) for document in found]
+        documents = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
+    queued = [load(Task, document) for document in documents]
     # A fork shows how the policy acts in training, so it is sampled with those settings.
     sampled = (
         ([task for task in queued if task.fork], settings.sampling()),
@@ -132,7 +132,6 @@ async def admit_evaluations(database: Database, settings: StewardSettings) -> in
 
 
 async def reported_plan(database: Database) -> Mapping[str, object]:
-    """The plan that the trainer reported."""
     lineage = await lineages.current(database)
     return {} if lineage is None else lineage.plan
 
@@ -178,14 +177,14 @@ def _left(weights: Mapping[str, float], waiting: Mapping[str, Sequence[Task]]) -
 
 async def _waiting(database: Database, environment: str) -> list[Task]:
     queued = {"status": TaskStatus.QUEUED, "purpose": {"$in": list(TRAINS)}, "environment": environment}
-    found = await database.find(
+    documents = await database.find(
         "Task",
         queued,
         sort=_IN_ORDER,
         limit=MOST_AT_ONCE,
         projection=_READ,
     )
-    return [load(Task, document) for document in found]
+    return [load(Task, document) for document in documents]
 
 
 def chosen(weights: Mapping[str, float], place: int) -> str:

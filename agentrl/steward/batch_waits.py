@@ -74,8 +74,8 @@ async def _oldest(database: Database, purpose: dict[str, list[str]], now: dateti
     longest = Group(task, records).longest
     if longest is None or longest.status != RecordStatus.RUNNING:
         return Group(task, records)
-    found = await database.find("DispatchedSamplingTask", {"_id": within(longest.id)}, projection=calls.UNDER_WAY)
-    under_way = [load(DispatchedSamplingTask, one) for one in found]
+    documents = await database.find("DispatchedSamplingTask", {"_id": within(longest.id)}, projection=calls.UNDER_WAY)
+    under_way = [load(DispatchedSamplingTask, one) for one in documents]
     # The record's own count of turns is written only every few seconds.
     longest.turns = max([longest.turns, *(one.turn for one in under_way)])
     call = next((one for one in under_way if one.status == CallStatus.SENT), None)

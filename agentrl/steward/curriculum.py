@@ -24,15 +24,15 @@ async def stage(database: Database, stages: Sequence[Stage]) -> int:
     """The number of the present stage. Begins the next one first if this one is over."""
     if not stages:
         return 0
-    found = await database.find_one(COLLECTION, _ID)
-    if found is None:
+    document = await database.find_one(COLLECTION, _ID)
+    if document is None:
         begin: Plain = {"$setOnInsert": {"stage": 0, "since": await database.now(), "passed": []}}
         await database.update_one(COLLECTION, _ID, begin, upsert=True)
         return 0
-    number = int(found["stage"])
+    number = int(document["stage"])
     if number >= len(stages) - 1:
         return len(stages) - 1
-    why = curriculum.reached(stages[number], await _scores(database, stages[number], found["since"]))
+    why = curriculum.reached(stages[number], await _scores(database, stages[number], document["since"]))
     if not why:
         return number
     now = await database.now()
@@ -45,11 +45,11 @@ async def stage(database: Database, stages: Sequence[Stage]) -> int:
 
 async def scores_of_stage(database: Database, stages: Sequence[Stage]) -> tuple[int, list[float]] | None:
     """The number of the present stage and its scores so far. None before the first round of a steward."""
-    found = await database.find_one(COLLECTION, _ID)
-    if found is None or not stages:
+    document = await database.find_one(COLLECTION, _ID)
+    if document is None or not stages:
         return None
-    number = min(int(found["stage"]), len(stages) - 1)
-    return number, await _scores(database, stages[number], found["since"])
+    number = min(int(document["stage"]), len(stages) - 1)
+    return number, await _scores(database, stages[number], document["since"])
 
 
 async def _scores(database: Database, stage: Stage, since: datetime) -> list[float]:
@@ -57,11 +57,11 @@ async def _scores(database: Database, stage: Stage, since: datetime) -> list[flo
     if stage.until is None:
         return []
     closed = {"environment": stage.until.environment, "purpose": "train", "baseline": {"$ne": None}}
-    found = await database.find(
+    documents = await database.find(
         "Task",
         {"admitted_at": {"$gte": since}, **closed},
         sort=[("admitted_at", -1)],
         limit=stage.until.groups,
         projection=["baseline"],
     )
-    return [float(task["baseline"]["mean"]) for task in found]
+    return [float(task["baseline"]["mean"]) for task in documents]

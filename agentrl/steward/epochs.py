@@ -139,8 +139,8 @@ async def _measured(
         return {}
     before = [task_id(name, "train", epoch.epoch - 1, row) for row in rows]
     closed: Plain = {"_id": {"$in": before}, "baseline": {"$ne": None}}
-    found = await database.find("Task", closed, projection=["row", "baseline"])
-    return {int(task["row"]): float(task["baseline"]["mean"]) for task in found}
+    documents = await database.find("Task", closed, projection=["row", "baseline"])
+    return {int(task["row"]): float(task["baseline"]["mean"]) for task in documents}
 
 
 async def left_out(database: Database, name: str) -> set[int]:
@@ -148,9 +148,9 @@ async def left_out(database: Database, name: str) -> set[int]:
     epoch = await _newest(database, name)
     if epoch is None or not epoch.left_out:
         return set()
-    found = await database.find("Task", {"_id": ids_under(f"{epoch.id}/")}, projection=["row"])
+    documents = await database.find("Task", {"_id": ids_under(f"{epoch.id}/")}, projection=["row"])
     passed = datasets.order(epoch.rows, shuffle=epoch.seed, epoch=epoch.epoch)[: epoch.inserted]
-    return set(passed) - {int(task.get("row", 0)) for task in found}
+    return set(passed) - {int(task.get("row", 0)) for task in documents}
 
 
 async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigError:
@@ -173,8 +173,8 @@ async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigEr
 async def _rows_that_differ(database: Database, epoch: Epoch, source: Source) -> list[Row]:
     """The changed rows among those that are already Tasks."""
     mine = {"_id": ids_under(f"{epoch.id}/")}
-    known = await database.find("Task", mine, projection=["row", "query", "answer"], sort=[("_id", 1)])
-    pairs = [(task, source.train[task.get("row", 0)]) for task in known]
+    documents = await database.find("Task", mine, projection=["row", "query", "answer"], sort=[("_id", 1)])
+    pairs = [(task, source.train[task.get("row", 0)]) for task in documents]
     return [
         row
         for task, row in pairs
@@ -209,8 +209,8 @@ async def _current(database: Database, name: str, environment: EnvironmentSettin
         digest=source.digest,
     )
     await database.insert_new("Epoch", [to_bson(epoch)])
-    found = await database.find_one("Epoch", {"_id": epoch.id})
-    return load_if(Epoch, found)
+    document = await database.find_one("Epoch", {"_id": epoch.id})
+    return load_if(Epoch, document)
 
 
 async def add(
@@ -283,7 +283,6 @@ def task_of(
     place: int,
     version: int | None = None,
 ) -> Task:
-    """A row as a task of an environment."""
     return Task(
         id=task_id(name, split, epoch, row_number),
         environment=name,

@@ -39,7 +39,7 @@ Effects = Mapping[str, Mapping[str, ToolEffect]]
 """By server and tool."""
 
 
-class Wanted(NamedTuple):
+class ForkRequest(NamedTuple):
     """What an operator wants to fork."""
 
     target: str = ""
@@ -74,7 +74,7 @@ class ForkPlanner:
         self._settings = settings
         self._servers = servers
 
-    async def plan(self, wanted: Wanted) -> ForkPlan:
+    async def plan(self, wanted: ForkRequest) -> ForkPlan:
         """Raises UnknownNameError, UsageError or RefusedError."""
         replay = wanted.replay
         fork = await self.place(wanted)
@@ -86,7 +86,7 @@ class ForkPlanner:
             raise RefusedError(f"{base.id} is {base.status}.", hint="Fork it when it has ended.")
         trunk = await self._trunk(task, fork, wanted)
         calls = _tool_calls(trunk)
-        kept = [one.place for one in calls if one.call.id != fork.call or not _is_made_again(one, fork)]
+        kept = [call.place for call in calls if call.call.id != fork.call or not _is_made_again(call, fork)]
         effects = await self._effects(calls)
         self._refuse_outside(kept, calls, fork, effects)
         reported = await reported_plan(self._database)
@@ -118,7 +118,7 @@ class ForkPlanner:
 
     # ---- the place ----
 
-    async def place(self, wanted: Wanted) -> Fork:
+    async def place(self, wanted: ForkRequest) -> Fork:
         """Where the fork begins, before it is decided whether it repairs or branches off."""
         if wanted.replay is not None:
             return await self._place_of_replay(wanted.replay)
@@ -188,13 +188,13 @@ class ForkPlanner:
             return
         last = max(whole)
         fork.turns = last
-        if calls := [one for one in _tool_calls(documents) if one.turn == last]:
-            failed = [one for one in calls if _failed_for_infrastructure(one)]
+        if calls := [tool_call for tool_call in _tool_calls(documents) if tool_call.turn == last]:
+            failed = [call for call in calls if _failed_for_infrastructure(call)]
             fork.call = (failed or calls)[-1].call.id
 
     # ---- the trunk ----
 
-    async def _trunk(self, task: Task, fork: Fork, wanted: Wanted) -> list[Plain]:
+    async def _trunk(self, task: Task, fork: Fork, wanted: ForkRequest) -> list[Plain]:
         if task.pruned:
             raise RefusedError(f"The details of {fork.base} were removed, so nothing can go on from it.")
         turns = fork.turns + bool(fork.call)
@@ -213,7 +213,7 @@ class ForkPlanner:
 
     async def _effects(self, calls: Sequence[RecordedCall]) -> Effects:
         """The effects of the tools on the servers of these calls, as the servers and the run file declare them."""
-        names = sorted({one.call.server for one in calls} & self._servers.keys())
+        names = sorted({call.call.server for call in calls} & self._servers.keys())
         return {
             name: merged_effects(
                 await service_registry.declared_effects(self._database, name), self._servers[name].effects
@@ -231,7 +231,7 @@ class ForkPlanner:
         given = fork.call if fork.result is not None else ""
         lost = fork_rules.lost_with_session(kept, self._of_sessions(effects), given)
         outside = [f"{one.server}.{one.tool}" for one in lost]
-        again = [one.call for one in calls if one.call.id == fork.call and _is_made_again(one, fork)]
+        again = [call.call for call in calls if call.call.id == fork.call and _is_made_again(call, fork)]
         acts = (
             f"{one.server}.{one.tool}" for one in again if effect_of(effects.get(one.server, {}), one.tool) == "outside"
         )

@@ -24,18 +24,17 @@ _FAILED = [RecordStatus.FAILED, RecordStatus.ABANDONED]
 
 
 async def open_next_attempts(database: Database) -> int:
-    """Returns how many attempts were opened."""
     ended = ({"status": {"$in": _FAILED}}, {"requeued_by": {"$gt": ""}})
     unfollowed = {"$or": [one | {"followed": False} for one in ended]}
-    found = await database.find("Record", unfollowed, limit=MOST_AT_ONCE, projection=["task", "requeued_by"])
+    documents = await database.find("Record", unfollowed, limit=MOST_AT_ONCE, projection=["task", "requeued_by"])
     opened = 0
-    for group in await groups.read(database, sorted({record["task"] for record in found})) if found else ():
+    for group in await groups.read(database, sorted({record["task"] for record in documents})) if documents else ():
         opened += await _redraw(database, group)
     # Noted after the attempts are opened: if this process dies in between, the next one opens them again without
     # effect. If an operator requeued one of them after it was read, the next round follows it.
-    requeued = {record["_id"] for record in found if record.get("requeued_by")}
+    requeued = {record["_id"] for record in documents if record.get("requeued_by")}
     for ids, condition in (
-        ([record["_id"] for record in found if record["_id"] not in requeued], {"$in": [None, ""]}),
+        ([record["_id"] for record in documents if record["_id"] not in requeued], {"$in": [None, ""]}),
         (sorted(requeued), {"$gt": ""}),
     ):
         if ids:

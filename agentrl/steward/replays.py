@@ -191,7 +191,6 @@ class ReplayRunner:
                     await self._client(box.url).close(replay.session)
 
     async def toolbox(self, server: str, conversation: str) -> ToolboxClient | None:
-        """A toolbox that has this server, or None."""
         able = await self._able(server)
         return self._client(able[zlib.crc32(conversation.encode()) % len(able)].url) if able else None
 
@@ -214,8 +213,6 @@ class ReplayRunner:
 
 
 class _Execution:
-    """One attempt of one replay."""
-
     def __init__(self, runner: ReplayRunner, replay: Replay, database: Database) -> None:
         self._runner = runner
         self._replay = replay
@@ -294,7 +291,7 @@ class _Execution:
     async def _rebuild(self, plan: ReplayPlan) -> tuple[list[ReplayedCall], bool]:
         """Returns the calls that were made, up to the first difference unless differences are allowed, and whether all
         results were the same."""
-        made: list[ReplayedCall] = []
+        replayed_calls: list[ReplayedCall] = []
         for earlier in plan.rebuild:
             text = await replays.whole_result(self._database, earlier.call)
             then = CallResult(earlier.call.status, text, earlier.call.error_class)
@@ -303,10 +300,10 @@ class _Execution:
                 raise _InterruptedError(f"{earlier.call.id} ({earlier.call.tool}) was lost: {answer.content}")
             # In a thread, because long results take a while to compare.
             replayed = await asyncio.to_thread(_replayed, earlier.call, then, answer, most_chars=MOST_REBUILT_CHARS)
-            made.append(replayed)
-            if not made[-1].same and not self._replay.despite_differences:
+            replayed_calls.append(replayed)
+            if not replayed_calls[-1].same and not self._replay.despite_differences:
                 break
-        return made, all(one.same for one in made)
+        return replayed_calls, all(one.same for one in replayed_calls)
 
     # ---- the toolbox ----
 

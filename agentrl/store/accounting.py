@@ -129,8 +129,8 @@ async def _sums(database: Database, problems: tuple[Problem, ...]) -> Account:
 
 
 async def _counted(database: Database, collection: str, key: Plain) -> list[tuple[dict[str, str], int]]:
-    found = await database.aggregate(collection, [{"$group": {"_id": key, "count": {"$sum": 1}}}])
-    return [(group["_id"], int(group["count"])) for group in found]
+    documents = await database.aggregate(collection, [{"$group": {"_id": key, "count": {"$sum": 1}}}])
+    return [(group["_id"], int(group["count"])) for group in documents]
 
 
 async def _by_purpose(database: Database, collection: str) -> dict[str, dict[str, int]]:
@@ -154,7 +154,7 @@ async def _seats(database: Database) -> dict[str, int]:
 
 async def _trained_records(database: Database) -> int:
     committed = {"$match": {"status": StepStatus.COMMITTED}}
-    found = await database.aggregate(
+    documents = await database.aggregate(
         "Step", [committed, {"$group": {"_id": None, "count": {"$sum": {"$size": "$records"}}}}]
     )
-    return int(found[0]["count"]) if found else 0
+    return int(documents[0]["count"]) if documents else 0

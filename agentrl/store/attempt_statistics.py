@@ -46,18 +46,18 @@ async def since(database: Database, then: datetime | None) -> dict[str, float]:
     infrastructure failures."""
     when = {"$type": "date"} if then is None else {"$gt": then}
     ended = {"finished_at": when, "purpose": {"$in": list(TRAINS)}}
-    found = await database.find(
+    documents = await database.find(
         "Record", ended, sort=[("finished_at", -1)], limit=MOST_RECORDS, projection=["outcome", "outcome_class"]
     )
-    if not found:
+    if not documents:
         return {}
-    outcomes = Counter(record["outcome"] for record in found)
-    failed = sum(record["outcome_class"] == OutcomeClass.INFRASTRUCTURE for record in found)
-    tools = await of_tools(database, [record["_id"] for record in found])
+    outcomes = Counter(record["outcome"] for record in documents)
+    failed = sum(record["outcome_class"] == OutcomeClass.INFRASTRUCTURE for record in documents)
+    tools = await of_tools(database, [record["_id"] for record in documents])
     return {
-        "attempts": float(len(found)),
-        "infrastructure_share": failed / len(found),
-        "cut_off_share": sum(outcomes[outcome.value] for outcome in CUT_OFF) / len(found),
+        "attempts": float(len(documents)),
+        "infrastructure_share": failed / len(documents),
+        "cut_off_share": sum(outcomes[outcome.value] for outcome in CUT_OFF) / len(documents),
         **{f"ended/{name or 'unknown'}": float(count) for name, count in sorted(outcomes.items())},
         **{f"tools/{name}/calls": float(tool.calls) for name, tool in tools.items()},
         **{f"tools/{name}/infrastructure_share": tool.share for name, tool in tools.items()},
@@ -90,12 +90,14 @@ def _name(server: str, tool: str) -> str:
 
 async def metrics_of_steps(database: Database, count: int) -> list[dict[str, float]]:
     """Metrics of the last committed Steps, the oldest first."""
-    found = await database.find(
+    documents = await database.find(
         "Step", {"status": "committed"}, sort=[("step", -1)], limit=count, projection=["metrics"]
     )
-    return [one.get("metrics") or {} for one in reversed(found)]
+    return [one.get("metrics") or {} for one in reversed(documents)]
 
 
 async def last_commit(database: Database) -> datetime | None:
-    found = await database.find_one("Step", {"status": "committed"}, sort=[("step", -1)], projection=["committed_at"])
-    return found["committed_at"] if found else None
+    document = await database.find_one(
+        "Step", {"status": "committed"}, sort=[("step", -1)], projection=["committed_at"]
+    )
+    return document["committed_at"] if document else None

@@ -237,9 +237,11 @@ class Writer:
         """Of writes that changed nothing, those whose document belongs to another owner. The others had been made
         before."""
         ids = {"_id": {"$in": [entry.id for entry in entries]}}
-        found = await self._database.find(collection, ids, projection=["owner", "status"])
+        documents = await self._database.find(collection, ids, projection=["owner", "status"])
         # A Record that is not under way any more has no owner; nothing else loses its owner.
-        held = [document for document in found if collection != _RECORDS or document["status"] == RecordStatus.RUNNING]
+        held = [
+            document for document in documents if collection != _RECORDS or document["status"] == RecordStatus.RUNNING
+        ]
         owners = {document["_id"]: document["owner"] for document in held}
         return [entry for entry in entries if owners.get(entry.id) != entry.owner]
 
@@ -266,11 +268,13 @@ def _plain_tool_call(call: ToolCall, large: list[Chunk], *, of: DispatchedSampli
 
 
 def _called_at(tool_calls: Iterable[ToolCall]) -> datetime | None:
-    return max((one.requested_at for one in tool_calls if one.requested_at), default=None)
+    return max((tool_call.requested_at for tool_call in tool_calls if tool_call.requested_at), default=None)
 
 
 def _failed_at(tool_calls: Iterable[ToolCall]) -> datetime | None:
-    return max((one.done_at for one in tool_calls if one.error_class and one.done_at), default=None)
+    return max(
+        (tool_call.done_at for tool_call in tool_calls if tool_call.error_class and tool_call.done_at), default=None
+    )
 
 
 def _sources_of(status: ToolCallStatus) -> list[str]:

@@ -57,8 +57,8 @@ def of_records(records: Sequence[str]) -> Iterator[Plain]:
 
 async def of_record(database: Database, record: str) -> list[DispatchedSamplingTask]:
     """All calls of a Record in their order."""
-    found = await database.find(CALLS, {"_id": within(record)})
-    return sorted((load(DispatchedSamplingTask, call) for call in found), key=lambda call: call.index)
+    documents = await database.find(CALLS, {"_id": within(record)})
+    return sorted((load(DispatchedSamplingTask, call) for call in documents), key=lambda call: call.index)
 
 
 async def with_tokens(
@@ -186,10 +186,10 @@ async def take_over(database: Database, record: str, task: str, owner: str) -> T
         await database.update_many(CALLS, {"_id": within(record)}, {"$set": {"owner": owner}})
         # The former owner may have sent one more call after it was declared dead.
         await lose(database, record, owner, resumable=True)
-        known = await database.find(CALLS, {"_id": within(record)}, projection=["index", "owner"])
-        if any(call["owner"] != owner for call in known):
+        documents = await database.find(CALLS, {"_id": within(record)}, projection=["index", "owner"])
+        if any(call["owner"] != owner for call in documents):
             continue  # the former owner has inserted it meanwhile
-        place = max((call["index"] for call in known), default=-1) + 1
+        place = max((call["index"] for call in documents), default=-1) + 1
         if not await database.insert_missing(CALLS, [_kept_place(record, task, owner, place)]):
             break
     return Trunk(await of_record(database, record), place + 1)

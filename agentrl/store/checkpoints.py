@@ -85,8 +85,8 @@ async def abandon_unfinished(database: Database, lineage: str) -> int:
 async def newest_first(database: Database) -> list[Checkpoint]:
     """Complete checkpoints, newest Step first, and of two at the same Step the later one first. The caller checks the
     files."""
-    found = await database.find("Checkpoint", {"status": S.COMPLETE}, sort=[("step", -1), ("at", -1)])
-    return [load(Checkpoint, document) for document in found]
+    documents = await database.find("Checkpoint", {"status": S.COMPLETE}, sort=[("step", -1), ("at", -1)])
+    return [load(Checkpoint, document) for document in documents]
 
 
 async def newest(database: Database) -> Checkpoint | None:
@@ -111,10 +111,10 @@ async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
     others, because after a crash a run continues only from one of them. They are ordered by time, because a lineage
     that was rolled back has steps with greater numbers."""
     evaluated = await publications.evaluated(database)
-    found = await database.find("Checkpoint", {"status": S.COMPLETE, **_FREE}, sort=[("at", -1), ("step", -1)])
-    free = [load(Checkpoint, document) for document in found]
+    documents = await database.find("Checkpoint", {"status": S.COMPLETE, **_FREE}, sort=[("at", -1), ("step", -1)])
+    free = [load(Checkpoint, document) for document in documents]
     lineages = [load(Lineage, document) for document in await database.find("Lineage", OPENED, projection={"plan": 0})]
-    valid = {one.id for one in history.valid_checkpoints(lineages, free)}
+    valid = {valid_checkpoint.id for valid_checkpoint in history.valid_checkpoints(lineages, free)}
     free.sort(key=lambda one: one.id not in valid)
     return [one for one in free[keep:] if one.version not in evaluated]
 
@@ -131,7 +131,7 @@ async def _bests(database: Database) -> list[Checkpoint]:
     earliest = {one.version: one for one in await newest_first(database)}
     intact = {version for version, one in earliest.items() if not one.damage}
     sets = await evaluations.measured_by_tasks(database)
-    found = (learning_collapse.best_of([one for one in results if one.of in intact]) for results in sets)
+    found = (learning_collapse.best_of([result for result in results if result.of in intact]) for results in sets)
     return [earliest[one.of] for one in found if one is not None]
 
 

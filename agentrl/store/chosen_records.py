@@ -83,14 +83,14 @@ async def _steps(database: Database, records: Sequence[str]) -> dict[str, Plain]
     """The newest step that has each of these records."""
     has_them = {"status": {"$in": list(_VERBS)}, "records": {"$in": list(records)}}
     fields = ["status", "lineage", "step", "records"]
-    found = await database.find("Step", has_them, sort=[("leased_at", 1)], projection=fields)
+    documents = await database.find("Step", has_them, sort=[("leased_at", 1)], projection=fields)
     wanted = set(records)
-    return {record: step for step in found for record in step["records"] if record in wanted}
+    return {record: step for step in documents for record in step["records"] if record in wanted}
 
 
 async def _newest_attempts(database: Database, names: Sequence[str]) -> dict[tuple[str, int, int], int]:
     seat = {name: f"${name}" for name in ("task", "round", "seat")}
     again = {"task": {"$in": list(names)}, "attempt": {"$gt": 1}}
     stages: list[Plain] = [{"$match": again}, {"$group": {"_id": seat, "last": {"$max": "$attempt"}}}]
-    found = await database.aggregate("Record", stages)
-    return {(one["_id"]["task"], one["_id"]["round"], one["_id"]["seat"]): int(one["last"]) for one in found}
+    documents = await database.aggregate("Record", stages)
+    return {(one["_id"]["task"], one["_id"]["round"], one["_id"]["seat"]): int(one["last"]) for one in documents}

@@ -53,8 +53,8 @@ async def cut_of(database: Database, records: Sequence[str]) -> set[tuple[str, s
     if not records:
         return set()
     ranges = {"$or": [{"_id": within(record)} for record in records]}
-    found = await database.find("Chunk", ranges, projection=["document", "field"])
-    return {(chunk["document"], chunk["field"]) for chunk in found}
+    documents = await database.find("Chunk", ranges, projection=["document", "field"])
+    return {(chunk["document"], chunk["field"]) for chunk in documents}
 
 
 async def whole(database: Database, document: str, field: str) -> str | None:

@@ -67,9 +67,9 @@ class LastClaims:
     async def task_of(self, record: Record) -> Task:
         known = self._known.get(record.task)
         if known is None or known.round != record.round:
-            found = await self._database.find_one("Task", {"_id": record.task}, projection={"shares": 0})
-            assert found is not None, f"{record.id} has no task"
-            known = self._known[record.task] = load(Task, found)
+            document = await self._database.find_one("Task", {"_id": record.task}, projection={"shares": 0})
+            assert document is not None, f"{record.id} has no task"
+            known = self._known[record.task] = load(Task, document)
             if len(self._known) > MOST_KNOWN_TASKS:
                 self._known.popitem(last=False)
         return known
@@ -134,8 +134,8 @@ async def _first_open(database: Database, wanted: Plain, most: int, begin: int |
     """The first open Records from `begin` on; if there are none, from the very beginning."""
     places = [wanted] if begin is None else [wanted | {"order": {"$gte": begin}}, wanted]
     for place in places:
-        if found := await database.find("Record", place, sort=[("order", 1), ("seat", 1)], limit=most):
-            return found
+        if documents := await database.find("Record", place, sort=[("order", 1), ("seat", 1)], limit=most):
+            return documents
     return []
 
 
@@ -293,10 +293,10 @@ async def give_up_scoring(database: Database, record: str, owner: str, why: str)
 async def claim_for_scoring(database: Database, owner: str) -> Claim | None:
     """Claim a Record that ended and whose owner is gone, to score it."""
     ended = {"status": {"$in": [S.FINISHED, S.UNSCORED]}, "owner": ""}
-    found = await database.find_one_and_update("Record", ended, {"$set": {"owner": owner}}, sort=[("order", 1)])
-    if found is None:
+    document = await database.find_one_and_update("Record", ended, {"$set": {"owner": owner}}, sort=[("order", 1)])
+    if document is None:
         return None
-    record = load(Record, found)
+    record = load(Record, document)
     return Claim(record, await LastClaims(database).task_of(record))
 
 

@@ -132,16 +132,16 @@ def read_demonstrations(
     path: str | Path, *, parser: str = DEFAULT_PARSER, most: int | None = None
 ) -> list[Demonstration]:
     """Raises ConfigError with file and number. `parser` is the format of tool calls; `most` limits the rows."""
-    found: list[Demonstration] = []
+    demonstrations: list[Demonstration] = []
     with datasets.numbered_rows(path) as rows:
         for where, _, plain in itertools.islice(rows, most):
             try:
-                found.append(_demonstration(plain, parser))
+                demonstrations.append(_demonstration(plain, parser))
             except (msgspec.ValidationError, _InvalidError) as wrong:
                 raise datasets.DatasetError(f"{where} is not a demonstration: {wrong}.") from None
-    if not found:
+    if not demonstrations:
         raise datasets.DatasetError(f"{path} has no demonstrations.")
-    return found
+    return demonstrations
 
 
 def parser_of(config: RunConfig) -> str:

@@ -111,8 +111,6 @@ class Task(Named):
 
 
 class ConversationMessage(msgspec.Struct):
-    """A message of a conversation."""
-
     role: str
     content: str
 

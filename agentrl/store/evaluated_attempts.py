@@ -34,9 +34,9 @@ async def attempts_at(database: Database, tasks: Sequence[Plain]) -> list[Attemp
     """All ended attempts, in the order of tasks and seats."""
     by_id = {task["_id"]: task for task in tasks}
     of_them = {"task": {"$in": list(by_id)}, "status": {"$ne": RecordStatus.SUPERSEDED}}
-    found = await database.find("Record", of_them, projection=list(_RECORD_FIELDS)) if by_id else []
+    documents = await database.find("Record", of_them, projection=list(_RECORD_FIELDS)) if by_id else []
     newest: dict[tuple[str, int], Plain] = {}
-    for record in sorted(found, key=lambda one: (one["task"], one["seat"], one["attempt"])):
+    for record in sorted(documents, key=lambda one: (one["task"], one["seat"], one["attempt"])):
         if record["round"] == by_id[record["task"]]["round"]:
             newest[record["task"], record["seat"]] = record
     return [_attempt(by_id[task], one) for (task, _), one in newest.items() if one["status"] not in _UNDER_WAY]

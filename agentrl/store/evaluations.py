@@ -64,8 +64,8 @@ async def want(database: Database, version: int) -> bool:
 
 
 async def wanted(database: Database) -> list[int]:
-    found = await database.find("Publication", {"evaluation": "wanted"}, sort=[("_id", 1)], projection=["_id"])
-    return [int(document["_id"]) for document in found]
+    documents = await database.find("Publication", {"evaluation": "wanted"}, sort=[("_id", 1)], projection=["_id"])
+    return [int(document["_id"]) for document in documents]
 
 
 async def mark_queued(database: Database, version: int) -> bool:
@@ -138,8 +138,10 @@ async def _note_tasks(database: Database, version: int) -> str:
 
 
 async def _digest_of_tasks(database: Database, version: int) -> str:
-    found = await database.find("Task", {"version": version, "purpose": "eval"}, projection=list(_OF_A_TASK))
-    rows = sorted(json.dumps([task.get(field) for field in _OF_A_TASK], sort_keys=True, default=str) for task in found)
+    documents = await database.find("Task", {"version": version, "purpose": "eval"}, projection=list(_OF_A_TASK))
+    rows = sorted(
+        json.dumps([task.get(field) for field in _OF_A_TASK], sort_keys=True, default=str) for task in documents
+    )
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=16).hexdigest()
 
 

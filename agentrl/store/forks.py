@@ -77,17 +77,17 @@ async def repair(database: Database, task: Task, base: Record, fork: Fork) -> st
 
 async def finish_repairs(database: Database) -> int:
     """Write the consequences of repairs that were decided. The steward calls it."""
-    found = await database.find("Task", {"repairing": True}, projection=["_id"])
-    for task in found:
+    documents = await database.find("Task", {"repairing": True}, projection=["_id"])
+    for task in documents:
         await _finish_repairs_of(database, task["_id"])
-    return len(found)
+    return len(documents)
 
 
 async def _repaired(database: Database, task: str, fork: Fork) -> str | None:
     """The record that this operation has forked from the base."""
     same = {"task": task, "fork.base": fork.base, "fork.operation": fork.operation}
-    found = await database.find_one("Record", same, projection=["_id"], sort=[("attempt", 1)])
-    return None if found is None else str(found["_id"])
+    document = await database.find_one("Record", same, projection=["_id"], sort=[("attempt", 1)])
+    return None if document is None else str(document["_id"])
 
 
 async def _finish_repairs_of(database: Database, id: str) -> None:
@@ -146,7 +146,7 @@ async def _take_seat(database: Database, task: Task, base: Record, fork: Fork) -
             return str(there["_id"])
         await database.update_many("Record", others, {"$set": superseded | {"free": True}})
         attempts = await database.find("Record", seat, projection=["attempt"])
-        number = max(int(one["attempt"]) for one in attempts) + 1
+        number = max(int(attempt["attempt"]) for attempt in attempts) + 1
         # The steward may open an attempt of this number at the same time; then this one gets the next number.
         await tasks.open_records(database, task, [(base.seat, number)], fork)
 
@@ -191,7 +191,6 @@ async def branch(database: Database, base: Task, fork: Fork, *, purpose: str, qu
 
 
 async def _note_fork(database: Database, fork: Fork, id: str) -> None:
-    """Note the fork in its base."""
     await database.update_one("Record", {"_id": fork.base}, {"$addToSet": {"forks": id}})
 
 
@@ -288,6 +287,6 @@ def _renamed(id: str, record: Record, fork: Fork) -> str:
 
 
 async def _one(database: Database, record: str) -> Plain:
-    found = await database.find_one("Record", {"_id": record})
-    assert found is not None, f"there is no record {record}"
-    return found
+    document = await database.find_one("Record", {"_id": record})
+    assert document is not None, f"there is no record {record}"
+    return document

@@ -130,11 +130,11 @@ async def closed_again(
     rule = rule.of_group(task.closing)
     known = {share.record: share.score for share in task.shares if share.score is not None} | dict(scores or {})
     members = sorted({share.record for share in task.shares} - set(without))
-    found = await database.find("Record", {"_id": {"$in": members}}, projection=READ)
-    records = [load(Record, document) for document in found]
-    records = [msgspec.structs.replace(one, score=known.get(one.id, one.score)) for one in records]
+    documents = await database.find("Record", {"_id": {"$in": members}}, projection=READ)
+    records = [load(Record, document) for document in documents]
+    records = [msgspec.structs.replace(record, score=known.get(record.id, record.score)) for record in records]
     closed = closing_of(task, records, rule)
-    return closed_fields(closed, len(found), rule, known), closed.enough
+    return closed_fields(closed, len(documents), rule, known), closed.enough
 
 
 def closed_fields(
@@ -165,8 +165,8 @@ async def settle(database: Database, closed: Sequence[Task]) -> None:
     """Write the consequences of the shares (advantages, new scores, and which records are late), in case the process
     that closed the group ended before it did so."""
     shares = {share.record: share for task in closed for share in task.shares}
-    found = await database.find("DBRecordData", {"_id": {"$in": list(shares)}}, projection=["advantage", "capped"])
-    stored = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in found}
+    documents = await database.find("DBRecordData", {"_id": {"$in": list(shares)}}, projection=["advantage", "capped"])
+    stored = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in documents}
     unwritten = [one for one in shares.values() if stored.get(one.record) != (one.advantage, one.capped)]
     await _write_advantages(database, unwritten)
     await _write_scores(database, [one for one in shares.values() if one.score is not None])
@@ -176,8 +176,10 @@ async def settle(database: Database, closed: Sequence[Task]) -> None:
 async def _write_scores(database: Database, shares: Sequence[Share]) -> None:
     before: Plain = {"$concatArrays": [{"$ifNull": ["$scores_before", []]}, ["$score"]]}
     writes: list[Write] = [
-        UpdateOne({"_id": one.record, "score": {"$ne": one.score}}, setting({"score": one.score}, scores_before=before))
-        for one in shares
+        UpdateOne(
+            {"_id": share.record, "score": {"$ne": share.score}}, setting({"score": share.score}, scores_before=before)
+        )
+        for share in shares
     ]
     await database.write("Record", writes, ordered=False)
 
@@ -200,8 +202,8 @@ async def _write_advantages(database: Database, shares: Sequence[Share]) -> None
 async def _mark_late(database: Database, closed: Sequence[Task]) -> None:
     rounds = {task.id: task.round for task in closed}
     under_way = {"task": {"$in": list(rounds)}, "status": {"$in": list(IN_FLIGHT)}}
-    found = await database.find("Record", under_way, projection=["task", "round"]) if rounds else []
-    late = [record["_id"] for record in found if record["round"] == rounds[record["task"]]]
+    documents = await database.find("Record", under_way, projection=["task", "round"]) if rounds else []
+    late = [record["_id"] for record in documents if record["round"] == rounds[record["task"]]]
     if late:
         await database.update_many(
             "Record", {"_id": {"$in": late}, "status": {"$in": list(IN_FLIGHT)}}, {"$set": {"late": True}}

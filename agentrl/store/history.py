@@ -37,7 +37,7 @@ def valid_checkpoints(lineages: Sequence[Lineage], checkpoints: Sequence[Checkpo
     because the steps after that point trained other weights.
     """
     last = last_steps(lineages)
-    kept = [one for one in checkpoints if one.step <= last.get(one.lineage, -1)]
+    kept = [checkpoint for checkpoint in checkpoints if checkpoint.step <= last.get(checkpoint.lineage, -1)]
     order = {lineage.id: place for place, lineage in enumerate(oldest_first(lineages))}
     return sorted(kept, key=lambda one: (order[one.lineage], one.step), reverse=True)
 

@@ -66,8 +66,8 @@ async def remove_unused(database: Database) -> int:
         {"$match": {"status": {"$in": list(TaskStatus)}, "pruned": {"$ne": True}, "admitted_at": {"$type": "date"}}},
         {"$group": {"_id": None, "at": {"$min": {"$ifNull": ["$first_admitted_at", "$admitted_at"]}}}},
     ]
-    found = await database.aggregate("Task", oldest)
-    before = (found[0]["at"] if found else await database.now()) - timedelta(seconds=SLACK_S)
+    documents = await database.aggregate("Task", oldest)
+    before = (documents[0]["at"] if documents else await database.now()) - timedelta(seconds=SLACK_S)
     unused = {"removed": False, "of_task": False, "used_at": {"$lt": before}}
     return await database.update_many(COLLECTION, unused, {"$set": {"removed": True, "data": b""}})
 
@@ -78,14 +78,14 @@ async def bytes_of_tasks(database: Database) -> int:
         {"$match": {"of_task": True, "removed": False}},
         {"$group": {"_id": None, "bytes": {"$sum": "$length"}}},
     ]
-    found = await database.aggregate(COLLECTION, of_tasks)
-    return int(found[0]["bytes"]) if found else 0
+    documents = await database.aggregate(COLLECTION, of_tasks)
+    return int(documents[0]["bytes"]) if documents else 0
 
 
 async def get(database: Database, names: Iterable[str]) -> dict[str, Image]:
     """Images by the hashes of their bytes, without those that are not stored or whose bytes were removed."""
-    found = await database.find(COLLECTION, {"_id": {"$in": sorted(set(names))}, "removed": {"$ne": True}})
-    return {one.id: one for one in (load(Image, document) for document in found)}
+    documents = await database.find(COLLECTION, {"_id": {"$in": sorted(set(names))}, "removed": {"$ne": True}})
+    return {one.id: one for one in (load(Image, document) for document in documents)}
 
 
 async def of_numbers(database: Database, numbers: Iterable[int]) -> dict[int, Image]:
@@ -93,15 +93,15 @@ async def of_numbers(database: Database, numbers: Iterable[int]) -> dict[int, Im
     wanted = sorted(set(numbers))
     if not wanted:
         return {}
-    found = await database.find(COLLECTION, {"number": {"$in": wanted}, "removed": {"$ne": True}})
-    return {one.number: one for one in (load(Image, document) for document in found)}
+    documents = await database.find(COLLECTION, {"number": {"$in": wanted}, "removed": {"$ne": True}})
+    return {one.number: one for one in (load(Image, document) for document in documents)}
 
 
 async def described(database: Database, names: Iterable[str] = (), numbers: Iterable[int] = ()) -> list[Image]:
     """Images without their bytes."""
     named: list[dict[str, object]] = [{"_id": {"$in": sorted(set(names))}}, {"number": {"$in": sorted(set(numbers))}}]
-    found = await database.find(COLLECTION, {"$or": named}, projection={"data": 0})
-    return [load(Image, document) for document in found]
+    documents = await database.find(COLLECTION, {"$or": named}, projection={"data": 0})
+    return [load(Image, document) for document in documents]
 
 
 async def note_size(database: Database, image: Image, *, width: int, height: int, format: str) -> None:

@@ -135,10 +135,10 @@ async def _with_tasks(database: Database, expression: Expression, now: datetime)
         case Not(part):
             return Not(await _with_tasks(database, part, now))
         case Compare(field) | In(field) if is_column(field):
-            found = await database.find("Task", to_mongo(expression, now), projection=["_id"], limit=MOST_TASKS + 1)
-            if len(found) > MOST_TASKS:
+            documents = await database.find("Task", to_mongo(expression, now), projection=["_id"], limit=MOST_TASKS + 1)
+            if len(documents) > MOST_TASKS:
                 raise UsageError(f"More than {MOST_TASKS} tasks fulfil {expression}.", hint="Ask for rarer values.")
-            return In(_TASK, tuple(task["_id"] for task in found))
+            return In(_TASK, tuple(task["_id"] for task in documents))
     return expression
 
 

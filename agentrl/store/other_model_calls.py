@@ -51,11 +51,11 @@ class StoredLedger:
 
     async def find(self, request: str) -> str | None:
         try:
-            found = await self._database.find_one(CALLS, {"request": request, "outcome": "ok"})
+            document = await self._database.find_one(CALLS, {"request": request, "outcome": "ok"})
         except AgentrlError as away:
             log.warning("an answer cannot be looked for: %s", away)
             return None
-        return None if found is None else str(found.get("answer", ""))
+        return None if document is None else str(document.get("answer", ""))
 
     async def keep(self, call: OtherModelCall) -> None:
         row = msgspec.to_builtins(call, builtin_types=(type(call.at),))
@@ -73,15 +73,15 @@ class StoredLedger:
         """Counted by the server, for all samplers."""
         row, counted = {"_id": f"{minute} {service}"}, {"$inc": {"calls": 1}}
         try:
-            found = await self._database.find_one_and_update(MINUTES, row, counted)
-            if found is None:
+            document = await self._database.find_one_and_update(MINUTES, row, counted)
+            if document is None:
                 new: Plain = {"$setOnInsert": {"at": datetime.now(UTC), "calls": 0}}
                 await self._database.update_one(MINUTES, row, new, upsert=True)
-                found = await self._database.find_one_and_update(MINUTES, row, counted)
+                document = await self._database.find_one_and_update(MINUTES, row, counted)
         except AgentrlError as away:
             log.warning("a limit of calls a minute cannot be kept: %s", away)
             return False
-        return found is not None and int(found["calls"]) <= most
+        return document is not None and int(document["calls"]) <= most
 
     async def rests(self, service: str, failures: int, rest_s: float, error: str) -> None:
         now = datetime.now(UTC)
@@ -133,8 +133,8 @@ async def resting(database: Database) -> list[Plain]:
 
 async def in_minute(database: Database, minute: int) -> dict[str, int]:
     """Calls of services with a limit, by service."""
-    found = await database.find(MINUTES, {"_id": {"$gte": f"{minute} ", "$lt": f"{minute}!"}})
-    return {str(row["_id"]).partition(" ")[2]: int(row["calls"]) for row in found}
+    documents = await database.find(MINUTES, {"_id": {"$gte": f"{minute} ", "$lt": f"{minute}!"}})
+    return {str(row["_id"]).partition(" ")[2]: int(row["calls"]) for row in documents}
 
 
 async def newest(

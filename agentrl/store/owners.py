@@ -147,8 +147,8 @@ def _number(incarnation: str) -> int:
 async def _id_of(database: Database, incarnation: str, run: str) -> str:
     """The id of its Owner: the name of the incarnation, unless an earlier run used that id. An Owner without a run
     counts as one of this run."""
-    found = await database.find_one("Owner", {"_id": incarnation}, projection=["run"])
-    return incarnation if found is None or found.get("run", "") in ("", run) else f"{incarnation}~{run[:8]}"
+    document = await database.find_one("Owner", {"_id": incarnation}, projection=["run"])
+    return incarnation if document is None or document.get("run", "") in ("", run) else f"{incarnation}~{run[:8]}"
 
 
 async def reap(database: Database) -> list[str]:
@@ -171,7 +171,7 @@ async def extend_all(database: Database) -> int:
 
 async def silence_s(database: Database, role: str) -> float | None:
     """How long ago an incarnation of this role last renewed its lease; None if there never was one."""
-    found = await database.aggregate(
+    documents = await database.aggregate(
         "Owner",
         [
             {"$match": {"role": role}},
@@ -180,7 +180,7 @@ async def silence_s(database: Database, role: str) -> float | None:
             {"$set": {"silent": {"$add": [{"$divide": [{"$subtract": [NOW, "$expires_at"]}, 1000.0]}, LEASE_S]}}},
         ],
     )
-    return float(found[0]["silent"]) if found else None
+    return float(documents[0]["silent"]) if documents else None
 
 
 async def count_alive(database: Database, role: str) -> int:

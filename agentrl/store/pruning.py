@@ -39,14 +39,14 @@ async def consumed(database: Database, *, older_than_s: float, max_trained_count
     prunable: dict[str, Any] = {"status": {"$in": list(_OVER)}, "pruned": {"$ne": True}, "$or": over}
     # Bases are excluded in the query: otherwise many bases in a row could fill the limit and hide later Tasks.
     prunable["_id"] = {"$nin": sorted(await _bases_of_the_living(database))}
-    found = await database.find(
+    documents = await database.find(
         "Task",
         prunable | is_older("admitted_at", older_than_s),
         sort=[("admitted_order", 1)],
         limit=limit,
         projection=["_id"],
     )
-    return [task["_id"] for task in found]
+    return [task["_id"] for task in documents]
 
 
 async def remove_details(database: Database, names: Sequence[str]) -> None:

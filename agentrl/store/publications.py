@@ -79,7 +79,7 @@ class PassedCanary(NamedTuple):
 
 async def last_canary(database: Database, engine: Mapping[str, Any]) -> PassedCanary | None:
     """The last canary of all engines whose name `engine` matches. None if none passed one."""
-    found = await database.aggregate(
+    documents = await database.aggregate(
         "Publication",
         [
             {"$match": {"canary.engine": engine}},
@@ -90,14 +90,18 @@ async def last_canary(database: Database, engine: Mapping[str, Any]) -> PassedCa
             {"$limit": 1},
         ],
     )
-    return PassedCanary(found[0]["canary"]["engine"], found[0]["_id"], found[0]["canary"]["at"]) if found else None
+    return (
+        PassedCanary(documents[0]["canary"]["engine"], documents[0]["_id"], documents[0]["canary"]["at"])
+        if documents
+        else None
+    )
 
 
 async def first_canary(database: Database) -> CanaryReading | None:
     """The difference of engines at the first publication that they served: the reading with the largest mean."""
     there = {"canary.0": {"$exists": True}}
-    found = load_if(Publication, await database.find_one("Publication", there, sort=[("_id", 1)]))
-    return None if found is None else max(found.canary, key=lambda reading: reading.mean)
+    publication = load_if(Publication, await database.find_one("Publication", there, sort=[("_id", 1)]))
+    return None if publication is None else max(publication.canary, key=lambda reading: reading.mean)
 
 
 async def rejected_version(database: Database) -> int:
@@ -142,16 +146,16 @@ async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = 
     held |= await evaluated(database)
     kept = {"status": "complete"}
     held |= set(await database.distinct("Checkpoint", "version", kept))
-    found = await database.find("Publication", {"status": S.RETAINED}, sort=[("_id", -1)])
-    return [load(Publication, document) for document in found[keep:] if document["_id"] not in held]
+    documents = await database.find("Publication", {"status": S.RETAINED}, sort=[("_id", -1)])
+    return [load(Publication, document) for document in documents[keep:] if document["_id"] not in held]
 
 
 async def evaluated(database: Database) -> set[int]:
     """Versions whose evaluation is requested or not complete: their files are needed, whatever their status is."""
     wanted = {"evaluation": {"$in": ["wanted", "queued"]}}
-    found = await database.find("Publication", wanted, projection=["_id"])
+    documents = await database.find("Publication", wanted, projection=["_id"])
     open_tasks = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}
-    return {int(one["_id"]) for one in found} | set(await database.distinct("Task", "version", open_tasks))
+    return {int(one["_id"]) for one in documents} | set(await database.distinct("Task", "version", open_tasks))
 
 
 async def delete(database: Database, version: int, actor: Actor = Actor.TRAINER) -> bool:
@@ -164,15 +168,15 @@ async def delete(database: Database, version: int, actor: Actor = Actor.TRAINER)
 
 async def parents(database: Database) -> dict[int, int | None]:
     """The tree of versions, to compute ages."""
-    found = await database.find("Publication", {}, projection=["parent"])
-    return {int(document["_id"]): document.get("parent") for document in found}
+    documents = await database.find("Publication", {}, projection=["parent"])
+    return {int(document["_id"]): document.get("parent") for document in documents}
 
 
 async def ages_s(database: Database, versions: Iterable[int], at: datetime | None) -> dict[int, float]:
     """The time from the announcement of each version to that moment; 0 for a version that was never announced."""
     wanted = sorted(versions)
-    found = await database.find("Publication", {"_id": {"$in": wanted}}, projection=["announced_at"])
-    announced = {int(one["_id"]): one["announced_at"] for one in found if one["announced_at"] is not None}
+    documents = await database.find("Publication", {"_id": {"$in": wanted}}, projection=["announced_at"])
+    announced = {int(one["_id"]): one["announced_at"] for one in documents if one["announced_at"] is not None}
     return {one: (at - announced[one]).total_seconds() if at and one in announced else 0.0 for one in wanted}
 
 

@@ -66,8 +66,8 @@ async def recorded(database: Database, id: str) -> RecordedCall:
 async def calls_of_record(database: Database, record: str) -> list[RecordedCall]:
     """All tool calls of a record, in the order of their turns."""
     fields = ["record", "task", "turn", "tool_calls"]
-    found = await database.find(CALLS, {"_id": within(record)}, sort=[("_id", 1)], projection=fields)
-    return [one for document in found for one in calls_of(document)]
+    documents = await database.find(CALLS, {"_id": within(record)}, sort=[("_id", 1)], projection=fields)
+    return [one for document in documents for one in calls_of(document)]
 
 
 def calls_of(document: Plain) -> Iterable[RecordedCall]:
@@ -95,8 +95,8 @@ async def insert(database: Database, wanted: Sequence[Replay]) -> int:
         check(REPLAY, "", ReplayStatus.QUEUED, Actor.OPERATOR, replay.id)
     now = await database.now()
     documents = [storable(to_bson(replay)) | {"created_at": now} for replay in wanted]
-    others = await database.insert_new(REPLAYS, [one for one in documents if one["place"]])
-    return others + await database.insert_new(REPLAYS, [one for one in documents if not one["place"]])
+    others = await database.insert_new(REPLAYS, [document for document in documents if document["place"]])
+    return others + await database.insert_new(REPLAYS, [document for document in documents if not document["place"]])
 
 
 async def claim(database: Database, owner: str, *, besides: Collection[str] = ()) -> Replay | None:
@@ -107,8 +107,8 @@ async def claim(database: Database, owner: str, *, besides: Collection[str] = ()
         queued["_id"] = {"$nin": list(besides)}
     fields: Plain = {"status": ReplayStatus.PREPARING, "owner": owner}
     update = setting(fields, attempt={"$add": ["$attempt", 1]}, started_at={"$ifNull": ["$started_at", NOW]})
-    found = await database.find_one_and_update(REPLAYS, queued, update, sort=[("created_at", 1), ("place", 1)])
-    return load_if(Replay, found)
+    document = await database.find_one_and_update(REPLAYS, queued, update, sort=[("created_at", 1), ("place", 1)])
+    return load_if(Replay, document)
 
 
 async def move(database: Database, replay: Replay, target: ReplayStatus, fields: Plain | None = None) -> bool:
@@ -142,11 +142,11 @@ def _mine(replay: Replay) -> Plain:
 async def put_back(database: Database, replay: Replay, why: str) -> str:
     """End an interrupted attempt: queued again, or failed if it was the last one or a call may have run outside.
     Returns the new status; empty if another attempt has it."""
-    found = await database.find_one(REPLAYS, _mine(replay) | {"status": {"$in": IN_HAND}}, projection=["sent"])
-    if found is None:
+    document = await database.find_one(REPLAYS, _mine(replay) | {"status": {"$in": IN_HAND}}, projection=["sent"])
+    if document is None:
         return ""
-    if found["sent"]:
-        reason = f"{why}; {found['sent'][-1]} may have run and is not run again"
+    if document["sent"]:
+        reason = f"{why}; {document['sent'][-1]} may have run and is not run again"
         target = ReplayStatus.FAILED
     else:
         reason = why
@@ -163,8 +163,8 @@ async def free_orphans(database: Database) -> list[Replay]:
     dead = sorted(await owners.dead_among(database, names))
     if not dead:
         return []
-    found = await database.find(REPLAYS, {"status": {"$in": IN_HAND}, "owner": {"$in": dead}})
-    left = [load(Replay, one) for one in found]
+    documents = await database.find(REPLAYS, {"status": {"$in": IN_HAND}, "owner": {"$in": dead}})
+    left = [load(Replay, one) for one in documents]
     return [one for one in left if await put_back(database, one, f"{one.owner} died during it")]
 
 
@@ -186,16 +186,16 @@ async def of_operation(database: Database, operation: str) -> list[Replay]:
 async def _without_results(database: Database, query: Plain) -> list[Replay]:
     """A projection without results: the progress of an operation reads up to a thousand replays each time, which may
     have gigabytes of results."""
-    found = await database.find(REPLAYS, query, sort=[("place", 1)], projection=_RESULTS)
-    return [load(Replay, one) for one in found]
+    documents = await database.find(REPLAYS, query, sort=[("place", 1)], projection=_RESULTS)
+    return [load(Replay, one) for one in documents]
 
 
 async def get(database: Database, id: str) -> Replay:
     """Raises UnknownNameError."""
-    found = await database.find_one(REPLAYS, {"_id": id})
-    if found is None:
+    document = await database.find_one(REPLAYS, {"_id": id})
+    if document is None:
         raise UnknownNameError(f"There is no replay {id}.", hint="See `agentrl replays list`.")
-    return load(Replay, found)
+    return load(Replay, document)
 
 
 async def stop(database: Database, ids: Sequence[str]) -> int:
@@ -215,7 +215,7 @@ async def chosen(database: Database, names: Iterable[str]) -> list[Replay]:
 
     Raises UnknownNameError or UsageError.
     """
-    found: dict[str, Replay] = {}
+    replays: dict[str, Replay] = {}
     for name in names:
         of_name: Plain = {"_id": name} if "~" in name else {"operation": {"$gte": name, "$lt": f"{name}~"}}
         some = await _without_results(database, of_name)
@@ -223,8 +223,8 @@ async def chosen(database: Database, names: Iterable[str]) -> list[Replay]:
             raise UnknownNameError(f"There is no replay {name}, nor an operation.", hint="See `agentrl replays list`.")
         if len(fitting := {replay.operation for replay in some}) > 1:
             raise UsageError(f"{name} is the beginning of {len(fitting)} operations.", hint="Give more of its id.")
-        found |= {replay.id: replay for replay in some}
-    return list(found.values())
+        replays |= {replay.id: replay for replay in some}
+    return list(replays.values())
 
 
 async def decide(database: Database, replay: Replay, target: ReplayStatus, *, by: str, fields: Plain) -> bool:

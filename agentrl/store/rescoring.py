@@ -71,10 +71,10 @@ async def free_dead(database: Database) -> int:
 
 async def claim(database: Database, owner: str) -> Claim | None:
     free = _WANTED | {"rescore.sampler": ""}
-    found = await database.find_one_and_update("Record", free, {"$set": {"rescore.sampler": owner}})
-    if found is None:
+    document = await database.find_one_and_update("Record", free, {"$set": {"rescore.sampler": owner}})
+    if document is None:
         return None
-    record = load(Record, found)
+    record = load(Record, document)
     return Claim(record, await tasks.get(database, record.task))
 
 

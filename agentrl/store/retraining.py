@@ -32,21 +32,21 @@ async def candidates(database: Database, *, most: int, bound: Bound, after_s: fl
     }
     if after_s:
         trained |= is_older("trained_at", after_s)
-    found = await database.find(
+    documents = await database.find(
         "Task", trained, sort=[("trained_at", -1)], limit=MOST_AT_ONCE, projection=["environment", "shares"]
     )
     newest = await publications.newest(database)
-    if not found or newest is None:
+    if not documents or newest is None:
         return []
     tree = VersionTree(await publications.parents(database))
-    records = {share["record"] for task in found for share in task["shares"] if share["advantage"] is not None}
+    records = {share["record"] for task in documents for share in task["shares"] if share["advantage"] is not None}
     wanted = {"_id": {"$in": sorted(records)}}
     found_data = await database.find("DBRecordData", wanted, projection=["versions", "oldest_version"])
     data = [load(DBRecordData, document) for document in found_data]
     ages = {one.id: tree.staleness(one.trained_versions, newest.id) for one in data}
     return [
         task["_id"]
-        for task in found
+        for task in documents
         if any(
             ages.get(share["record"], bound(task["environment"]) + 1) <= bound(task["environment"])
             for share in task["shares"]

@@ -77,13 +77,13 @@ async def consequences(database: Database, target: Checkpoint) -> Consequences:
     """The consequences of a lineage that starts from this checkpoint."""
     lineages = await _lineages(database)
     last = history.last_steps([*lineages, _next_after(lineages, target.id)])
-    found = await database.find(
+    documents = await database.find(
         "Step",
         {"status": {"$in": [StepStatus.COMMITTED, StepStatus.ROLLED_BACK]}},
         sort=[("step", 1)],
         projection={"metrics": 0},
     )
-    every = [load(Step, document) for document in found]
+    every = [load(Step, document) for document in documents]
     counts = {step.id for step in every if step.step <= last.get(step.lineage, -1)}
     return Consequences(
         [step for step in every if step.status == StepStatus.COMMITTED and step.id not in counts],
@@ -131,8 +131,8 @@ async def not_evaluated(database: Database) -> str:
     if newest is None or not newest.rolled_back_to:
         return ""
     judged = {"lineage": newest.id, "evaluation": {"$nin": ["", None]}}
-    found = await database.find_one("Publication", judged, projection=["_id"])
-    return "" if found else newest.rolled_back_to
+    document = await database.find_one("Publication", judged, projection=["_id"])
+    return "" if document else newest.rolled_back_to
 
 
 async def to_start_from(database: Database) -> list[Checkpoint]:

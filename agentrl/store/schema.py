@@ -17,14 +17,14 @@ _ONLY_IN_1 = ("Turn", "ToolCall")
 
 async def ensure(database: Database) -> None:
     """Raises ConfigError if the documents are of another version. A new database gets the version of this program."""
-    found = await database.find_one(COLLECTION, {"_id": _ID})
-    version = int(found["version"]) if found else await _unnamed_version(database)
+    document = await database.find_one(COLLECTION, {"_id": _ID})
+    version = int(document["version"]) if document else await _unnamed_version(database)
     if version != VERSION:
         raise ConfigError(
             f"The database {database.name} has documents of version {version}, and this program has version {VERSION}.",
             hint="Continue with the release that began the run, or start again with another `name`.",
         )
-    if found is None:
+    if document is None:
         await database.update_one(COLLECTION, {"_id": _ID}, {"$set": {"version": VERSION}}, upsert=True)
 
 

@@ -52,8 +52,6 @@ _UNAUTHORIZED = 13
 
 
 class Finding(NamedTuple):
-    """The result of one check."""
-
     name: str
     verdict: Verdict
     sentence: str

@@ -90,8 +90,8 @@ async def recently_trained(database: Database) -> tuple[int, int]:
         {"$limit": STEPS_LOOKED_AT},
         {"$group": {"_id": None, "records": {"$sum": {"$size": "$records"}}, "forks": {"$sum": "$intervened"}}},
     ]
-    found = await database.aggregate("Step", stages)
-    return (int(found[0]["records"]), int(found[0]["forks"])) if found else (0, 0)
+    documents = await database.aggregate("Step", stages)
+    return (int(documents[0]["records"]), int(documents[0]["forks"])) if documents else (0, 0)
 
 
 class Flying(NamedTuple):
@@ -111,8 +111,8 @@ async def under_way(database: Database) -> list[Flying]:
     }
     unclosed = await database.find("Task", {"status": TaskStatus.ADMITTED}, projection=["_id"])
     flying["task"] = {"$in": [task["_id"] for task in unclosed]}
-    found = await database.find("Record", flying, projection=["versions", "environment"])
-    return [Flying(record["versions"], record["environment"]) for record in found]
+    documents = await database.find("Record", flying, projection=["versions", "environment"])
+    return [Flying(record["versions"], record["environment"]) for record in documents]
 
 
 async def lease(database: Database, step: Step) -> Step | None:
@@ -140,9 +140,9 @@ async def lease(database: Database, step: Step) -> Step | None:
 
 async def shares_of(database: Database, leased: Step) -> dict[str, Share]:
     """The shares of the records of a leased Step, which cannot change any more."""
-    found = await database.find("Task", {"_id": {"$in": leased.tasks}}, projection=["shares"])
+    documents = await database.find("Task", {"_id": {"$in": leased.tasks}}, projection=["shares"])
     wanted = set(leased.records)
-    shares = [msgspec.convert(share, Share) for task in found for share in task["shares"]]
+    shares = [msgspec.convert(share, Share) for task in documents for share in task["shares"]]
     return {share.record: share for share in shares if share.record in wanted}
 
 
@@ -305,10 +305,9 @@ class Died(NamedTuple):
 
 
 async def deaths(database: Database) -> list[Died]:
-    """The latest deaths."""
     ended = {"status": StepStatus.RELEASED, "died": True}
-    found = await database.find("Step", ended, sort=[("leased_at", -1)], limit=DEATHS_REMEMBERED)
-    known = [load(Step, document) for document in found]
+    documents = await database.find("Step", ended, sort=[("leased_at", -1)], limit=DEATHS_REMEMBERED)
+    known = [load(Step, document) for document in documents]
     return [Died(_when(step), frozenset(step.tasks), frozenset(step.records)) for step in known]
 
 

@@ -160,8 +160,8 @@ async def _open(
     # Checked after the insert: if a new round began before it, its sweep could not find these Records.
     rounds = {task.id: task.round for task, *_ in seats}
     still = {"_id": {"$in": list(rounds)}, "status": TaskStatus.ADMITTED}
-    found = await database.find("Task", still, projection=["round"])
-    there = {task["_id"] for task in found if task["round"] == rounds[task["_id"]]}
+    documents = await database.find("Task", still, projection=["round"])
+    there = {task["_id"] for task in documents if task["round"] == rounds[task["_id"]]}
     if gone := [record.id for record in records if record.task not in there]:
         await _supersede(database, {"_id": {"$in": gone}, "status": RecordStatus.OPEN}, "its task had gone on")
     return new

@@ -48,23 +48,23 @@ async def rows(
 ) -> list[Plain]:
     """The first rows after a place in the order. `among`: only the calls with these ids."""
     documents = _documents(expression, now)
-    wanted: list[Query] = [to_mongo(expression, now)]
+    queries: list[Query] = [to_mongo(expression, now)]
     if among is not None:
         documents.queries.append({"_id": {"$in": sorted({document_of(id) for id in among})}})
         documents.exact = False
-        wanted.append({"_id": {"$in": list(among)}})
+        queries.append({"_id": {"$in": list(among)}})
     if place is not None:
-        wanted.append(after(keys, place))
+        queries.append(after(keys, place))
     outcomes = _outcomes(_names(expression) | {key.field.name for key in keys})
     names = [key.field.name for key in keys]
     if names in (["called_at", "id"], ["id"]) and len({key.descending for key in keys}) == 1:
         if place is not None:
             documents.queries.append(_behind(keys, place))
-        return await _in_order_of_documents(database, documents, [*outcomes, _matching(wanted)], keys, limit)
+        return await _in_order_of_documents(database, documents, [*outcomes, _matching(queries)], keys, limit)
     if names == ["latency_s", "id"] and all(key.descending for key in keys):
-        return await _slowest(database, documents, [*outcomes, _matching(wanted)], limit)
+        return await _slowest(database, documents, [*outcomes, _matching(queries)], limit)
     order = {"$sort": dict(to_mongo_sort(keys))}
-    chosen = [*outcomes, _matching(wanted)]
+    chosen = [*outcomes, _matching(queries)]
     stages = [_matching(documents.queries), *tool_row_stages(), *chosen, order, {"$limit": limit}, _CUT]
     return await database.aggregate(CALLS, stages)
 

@@ -124,7 +124,6 @@ class Supervisor:
         return self._life.devices.holders(host)
 
     def is_present(self, unit: str, incarnation: int) -> bool:
-        """Return whether this is the present incarnation of the unit."""
         slot = self.state.slots.get(unit)
         return slot is not None and slot.incarnation == incarnation and slot.state in WITH_PROCESS
 

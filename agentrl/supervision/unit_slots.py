@@ -70,8 +70,6 @@ class RunState(msgspec.Struct):
 
 
 class GroupState(msgspec.Struct):
-    """Desired state of one group."""
-
     spec: GroupSpec
     file_count: int
     """The count in the run file; a count set by `scale` survives `up` until this changes."""

@@ -67,7 +67,6 @@ def pieces(text: str) -> Iterator[Piece]:
 
 
 def replaced(text: str, by: Replacement) -> str:
-    """The text with a replacement for every image."""
     return _MARK.sub(lambda found: by(found[1]), text) if CHARACTER in text else text
 
 

@@ -51,7 +51,6 @@ def stored_slice(span: Span, base_length: int, stored: int) -> slice:
 
 
 def span_ids(span: Span, calls: Mapping[int, StoredCall]) -> list[int]:
-    """The tokens of a span."""
     call = calls[span.call]
     ids = call.output if span.kind == "model" else call.prompt
     return ids[stored_slice(span, call.base_length, len(ids))]

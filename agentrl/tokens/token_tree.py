@@ -106,7 +106,6 @@ class TokenTree:
         return self._calls[call_index].output
 
     def ids(self, span: Span) -> list[int]:
-        """The tokens of a span."""
         call = self._calls[span.call]
         return list((call.output if span.kind == "model" else call.prompt)[span.start : span.start + span.length])
 

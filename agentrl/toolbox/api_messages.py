@@ -18,8 +18,6 @@ from agentrl.policies.replay_verdicts import ToolEffect
 
 
 class ToolInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool that may be called."""
-
     server: str
     name: str
     description: str = ""
@@ -139,8 +137,6 @@ fault; no fresh session could be opened; the breaker was not closed; the caller 
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a call."""
-
     status: AnswerStatus
     error_class: Fault = ""
     content: str = ""
@@ -181,8 +177,6 @@ class ToolboxError(AgentrlError):
 
 
 class BadRequestError(ToolboxError):
-    """The request is invalid."""
-
     http_status = 400
     kind = "bad_request"
     exit_code = ExitCode.USAGE

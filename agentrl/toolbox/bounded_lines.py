@@ -72,8 +72,8 @@ class JsonShortener:
         if self._escaped:
             self._escaped = False
             at += 1
-        found = _IN_STRING.match(piece, at)
-        end = found.end() if found else at
+        match = _IN_STRING.match(piece, at)
+        end = match.end() if match else at
         if end < len(piece) and piece[end] == ord("\\"):
             self._escaped = True
             return len(piece)
@@ -104,8 +104,8 @@ class JsonShortener:
 
 def _whole_head(head: bytearray) -> bytes:
     """The beginning of a string, cut so that it does not end within an escape sequence or a character."""
-    found = _WHOLE_CHARACTERS.match(head)
-    whole = bytes(head[: found.end() if found else 0])
+    match = _WHOLE_CHARACTERS.match(head)
+    whole = bytes(head[: match.end() if match else 0])
     for count in range(1, min(4, len(whole)) + 1):
         if whole[-count] & 0xC0 != 0x80:
             return whole[:-count] if whole[-count] >= 0xC0 else whole
@@ -118,8 +118,8 @@ def _whole_tail(tail: bytearray) -> bytes:
     start = 0
     while start < len(tail) and tail[start] & 0xC0 == 0x80:
         start += 1
-    if found := _BACKSLASHES.match(tail, start):
-        start = found.end()
+    if match := _BACKSLASHES.match(tail, start):
+        start = match.end()
     return bytes(tail[start:])
 
 

@@ -24,8 +24,6 @@ MOST_CLOSED = 20_000
 
 @dataclass(eq=False)
 class Call:
-    """One call by its id."""
-
     id: str
     session: str
     tool: str

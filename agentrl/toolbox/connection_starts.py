@@ -49,8 +49,6 @@ Connect = Callable[[], Connection]
 
 
 class ConnectionSource(Protocol):
-    """The connections of one server."""
-
     starts: int
     """Number of opened connections."""
 
@@ -88,9 +86,7 @@ class ConnectionSource(Protocol):
         ...
 
     @property
-    def why(self) -> str:
-        """Why there is no connection."""
-        ...
+    def why(self) -> str: ...
 
     async def run(self) -> None:
         """Open and replace connections until cancelled."""
@@ -105,9 +101,7 @@ class ConnectionSource(Protocol):
 
     def give_back(self, connection: Connection) -> None: ...
 
-    def connections(self) -> list[Connection]:
-        """The open connections."""
-        ...
+    def connections(self) -> list[Connection]: ...
 
     def replace_retired(self) -> None:
         """Begin to replace connections that were marked as retired; each ends when no session uses it."""
@@ -121,8 +115,6 @@ def connector(
     secret_files: Iterable[Path] = (),
     network: NetworkAccess | None = None,
 ) -> Connect:
-    """A function that makes connections to this server."""
-
     def connect() -> Connection:
         if server.address:
             headers = headers_of(name, server, run_dir=run_dir, environ=os.environ)

@@ -37,8 +37,6 @@ FRESH = "~fresh"
 
 
 class _Ended(NamedTuple):
-    """An ended call."""
-
     at: float
     session: str
     arguments: bytes

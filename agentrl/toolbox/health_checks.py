@@ -23,8 +23,6 @@ PURPOSE = "health check"
 
 
 class HealthChecks:
-    """The checks of all servers of one toolbox."""
-
     def __init__(self, servers: Mapping[str, Server]) -> None:
         self._servers = servers
         self.unhealthy: dict[str, str] = {}
@@ -84,5 +82,9 @@ class HealthChecks:
 def _one_to_check(server: Server) -> Connection | None:
     """A connection that the next session would get."""
     pooled = server.config.session == "process"
-    living = [each for each in server.keeper.connections() if not each.gone.is_set() and not (pooled and each.calls)]
+    living = [
+        connection
+        for connection in server.keeper.connections()
+        if not connection.gone.is_set() and not (pooled and connection.calls)
+    ]
     return living[0] if living else None

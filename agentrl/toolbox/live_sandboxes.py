@@ -30,8 +30,6 @@ MOST_LINES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class LoggedLine:
-    """A line that a sandbox wrote to its log."""
-
     number: int
     """The number of the line among all lines of the server, from 1."""
     at: float
@@ -84,8 +82,6 @@ class LiveSandbox:
 
 
 class LiveSandboxes:
-    """All sandboxes of one toolbox."""
-
     def __init__(self, toolbox: str) -> None:
         """`toolbox` is its incarnation; it begins the ids."""
         self._prefix = f"{toolbox}/" if toolbox else ""

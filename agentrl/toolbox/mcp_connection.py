@@ -280,11 +280,11 @@ class Connection:
         self.gone.set()
 
     async def _list(self, client: Client) -> tuple[ToolInfo, ...]:
-        found: list[ToolInfo] = []
+        tool_infos: list[ToolInfo] = []
         cursor: str | None = None
-        while len(found) < _MOST_TOOLS:
+        while len(tool_infos) < _MOST_TOOLS:
             page = await client.list_tools(cursor=cursor)
-            found += [
+            tool_infos += [
                 ToolInfo(
                     server=self.name,
                     name=tool.name,
@@ -299,7 +299,7 @@ class Connection:
             cursor = page.next_cursor
             if not page.tools or not cursor:
                 break
-        return tuple(found)
+        return tuple(tool_infos)
 
     async def _check(self) -> None:
         client = self._client

@@ -84,9 +84,9 @@ class _Client:
     server_info = None
 
     def __init__(self, connection: McpapiConnection, http: httpx2.AsyncClient, address: str) -> None:
-        found = MCPAPI_ADDRESS.fullmatch(address)
-        assert found is not None, "the run file is checked"
-        self._base, self._server = found[1], unquote(found[2] or "")
+        match = MCPAPI_ADDRESS.fullmatch(address)
+        assert match is not None, "the run file is checked"
+        self._base, self._server = match[1], unquote(match[2] or "")
         self._connection = connection
         self._http = http
         self._server_of: dict[str, str] = {}
@@ -197,7 +197,6 @@ class _Client:
                 await asyncio.sleep(refused.wait_s)
 
     def _raise(self, tool: str, refused: _RefusedError, *, late: bool) -> NoReturn:
-        """Raise the error of a refused call."""
         match refused.status:
             case 401 | 403:
                 raise self._given_up(self._sentence(refused)) from None

@@ -60,8 +60,8 @@ async def try_tools(
     `run_file`."""
 
     async def task_of(server: str) -> Mapping[str, Any]:
-        users = (each for each in config.environments.values() if server in each.tools)
-        row = next((row for each in users for row in datasets.read(each.dataset)), None)
+        users = (environment for environment in config.environments.values() if server in environment.tools)
+        row = next((row for user in users for row in datasets.read(user.dataset)), None)
         return {} if row is None else {"query": row.query, "truth": row.answer, "row": row.extra}
 
     async def try_server(name: str) -> None:

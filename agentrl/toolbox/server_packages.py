@@ -20,8 +20,6 @@ from agentrl.tool_environments.environments import environment_of
 
 
 class ServerPackages:
-    """The packages of one server."""
-
     def __init__(self, name: str, server: ToolServer, run_dir: Path) -> None:
         self._name = name
         self._server = server

@@ -83,10 +83,10 @@ class ServiceReporter:
 
 def status_of(servers: Sequence[ServerInfo], sessions: int) -> str:
     """The status sentence of the unit."""
-    troubles = [_trouble(each) for each in servers if not each.usable]
+    troubles = [_trouble(server) for server in servers if not server.usable]
     serving = f"{len(servers) - len(troubles)} of {counted(len(servers), 'servers')}"
     good = f"{serving} {'serves' if len(servers) == 1 else 'serve'} {counted(sessions, 'sessions')}"
-    weaker = [f"{each.id} runs {each.sandbox}" for each in servers if each.sandbox_is_weaker]
+    weaker = [f"{server.id} runs {server.sandbox}" for server in servers if server.sandbox_is_weaker]
     return "; ".join([good, *troubles, *weaker])
 
 
@@ -97,7 +97,7 @@ def problems_of(servers: Iterable[ServerInfo]) -> dict[str, str]:
 
 def starting(servers: Iterable[ServerInfo]) -> str:
     """The servers that have never served and may soon; empty if there are none."""
-    names = [each.id for each in servers if each.starts == 0 and not (each.state == "down" and each.problem)]
+    names = [server.id for server in servers if server.starts == 0 and not (server.state == "down" and server.problem)]
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} being started" if names else ""
 
 

@@ -232,11 +232,11 @@ class ServerProcess:
 
     def _unread(self, head: bytes, why: str, code: int) -> SessionMessage | None:
         """An error for the call of an unreadable answer; None if its id, which comes before the result, is missing."""
-        found = _ID.search(head.partition(b'"result"')[0])
+        match = _ID.search(head.partition(b'"result"')[0])
         self._log_line(logging.WARNING, f"it wrote what {why}: {head[:_SHOWN_BYTES]!r}")
-        if found is None:
+        if match is None:
             return None
-        call = found[1].decode(errors="replace")
+        call = match[1].decode(errors="replace")
         error = types.ErrorData(code=code, message=f"The answer {why}.")
         return SessionMessage(
             types.JSONRPCError(jsonrpc="2.0", id=int(call) if call.isdigit() else call[1:-1], error=error)

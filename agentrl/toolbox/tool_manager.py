@@ -153,7 +153,9 @@ class ToolManager:
         sessions, connection, limits = users.get(sandbox.id, []), sandbox.connection, sandbox.config.sandbox
         only = sessions[0] if len(sessions) == 1 else None
         bounded, usage = sandbox.kind != "none", sandbox.usage
-        doing = {call.tool for each in sessions for call in each.running if call.tool.startswith(f"{sandbox.server}.")}
+        doing = {
+            call.tool for session in sessions for call in session.running if call.tool.startswith(f"{sandbox.server}.")
+        }
         return SandboxRow(
             id=sandbox.id,
             toolbox=self._toolbox.name,

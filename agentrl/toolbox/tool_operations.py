@@ -42,8 +42,6 @@ class Operation:
 
 
 class ToolOperations:
-    """The operations of one toolbox."""
-
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
         self._restarted: OrderedDict[str, list[Connection]] = OrderedDict()
@@ -94,7 +92,11 @@ class ToolOperations:
             if sandbox.connection.purpose or any(each.replays for each in self._sessions_of(sandbox.connection)):
                 raise RefusedError(f"{sandbox.id} serves no episode and ends by itself.")
             return [sandbox.connection]
-        return [each for each in self._toolbox.server(args.server).keeper.connections() if not each.is_over]
+        return [
+            connection
+            for connection in self._toolbox.server(args.server).keeper.connections()
+            if not connection.is_over
+        ]
 
     # ---- release ----
 
@@ -126,7 +128,7 @@ class ToolOperations:
         if sandbox.kind == "none":
             raise RefusedError(f"{sandbox.id} has no sandbox to run a program in.", hint="Use a shell of its host.")
         sessions = self._sessions_of(sandbox.connection)
-        whose = f", which serves {', '.join(few([each.id for each in sessions]))}" if sessions else ""
+        whose = f", which serves {', '.join(few([session.id for session in sessions]))}" if sessions else ""
         return Effect(changes=(f"runs `{shlex.join(args.command)}` in {sandbox.id}{whose}",))
 
     async def _exec(self, args: ExecInSandbox, operation: AskUnit) -> Done:

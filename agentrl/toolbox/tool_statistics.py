@@ -83,8 +83,6 @@ class Recent(NamedTuple):
 
 
 class ToolboxStatistics:
-    """All tools of a toolbox."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._tools: dict[str, _Tool] = {}

@@ -189,7 +189,7 @@ class Toolbox:
     def idle_s(self) -> float:
         """The time since the last use of any session."""
         now = time.monotonic()
-        return 0.0 if self._opening else min((each.idle_s(now) for each in self._sessions.values()), default=0.0)
+        return 0.0 if self._opening else min((session.idle_s(now) for session in self._sessions.values()), default=0.0)
 
     @property
     def running_calls(self) -> int:

@@ -122,11 +122,11 @@ class TailSampler:
 
     def keep(self, traces: Iterable[str]) -> list[Span]:
         """Keep these traces, because the process of their root does. Returns the spans to export now."""
-        found: list[Span] = []
+        spans: list[Span] = []
         for trace in traces:
             self._remember(trace)
-            found += self._pop(trace).spans
-        return found
+            spans += self._pop(trace).spans
+        return spans
 
     def unannounced(self) -> dict[str, set[Hashable]]:
         """The traces that were kept since the last time, with the peers that have parts of them."""

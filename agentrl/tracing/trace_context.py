@@ -78,7 +78,6 @@ def of_operation(id: str) -> TraceContext:
 
 
 def new() -> TraceContext:
-    """A new trace."""
     return TraceContext(f"{_random.getrandbits(128) or 1:032x}", _random_span_id())
 
 
@@ -89,10 +88,10 @@ def of_record(run: str, record: str, share: float = 1.0) -> TraceContext:
 
 def parse(header: str) -> TraceContext | None:
     """None if the text is not a traceparent."""
-    found = _PATTERN.fullmatch(header)
-    if found is None or not int(found[1], 16) or not int(found[2], 16):
+    match = _PATTERN.fullmatch(header)
+    if match is None or not int(match[1], 16) or not int(match[2], 16):
         return None
-    return TraceContext(found[1], found[2], bool(int(found[3], 16) & _SAMPLED))
+    return TraceContext(match[1], match[2], bool(int(match[3], 16) & _SAMPLED))
 
 
 def _derived(text: str, share: float) -> TraceContext:

@@ -137,8 +137,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def split_by_groups(batch: Batch, count: int) -> list[Batch]:
     """Disjoint parts of whole groups, in order and as even as possible; fewer parts if there are fewer groups."""
     groups: dict[str, list[Trajectory]] = {}
-    for one in batch.trajectories:
-        groups.setdefault(one.group_key, []).append(one)
+    for trajectory in batch.trajectories:
+        groups.setdefault(trajectory.group_key, []).append(trajectory)
     members = list(groups.values())
     count = max(1, min(count, len(members)))
     edges = [place * len(members) // count for place in range(count + 1)]

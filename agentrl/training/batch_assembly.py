@@ -28,7 +28,7 @@ from agentrl.tokens import version_runs
 from agentrl.tokens.binary_format import payload
 from agentrl.tokens.spans import Span, stored_slice
 from agentrl.training.batch import Array, Batch, BrokenTrajectoryError, Segment, Trajectory, checked
-from agentrl.training.batch_selection import Look
+from agentrl.training.batch_selection import Selection
 from agentrl.training.trainer_knobs import Plan
 
 log = logging.getLogger("trainer")
@@ -51,15 +51,14 @@ class Assembled:
     """Records whose stored tokens do not fit together; the log has the reason."""
 
 
-async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, tree: VersionTree) -> Assembled:
-    """The batch of a leased step."""
+async def read_batch(database: Database, leased: Step, look: Selection, plan: Plan, tree: VersionTree) -> Assembled:
     # Records may have been excluded between the look and the lease, which changes the advantages of the others.
     shares = await steps.shares_of(database, leased)
     data = [
-        msgspec.structs.replace(one, advantage=share.advantage, capped=share.capped, turns=share.turns)
+        msgspec.structs.replace(record, advantage=share.advantage, capped=share.capped, turns=share.turns)
         for name in leased.tasks
-        for one in look.ready[name].records
-        if (share := shares.get(one.id)) is not None
+        for record in look.ready[name].records
+        if (share := shares.get(record.id)) is not None
     ]
     by_record = await calls.with_tokens(database, [one.id for one in data], texts=False)
     made = assemble(

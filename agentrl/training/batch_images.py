@@ -33,7 +33,7 @@ async def with_images(database: Database, assembled: Assembled, how: Processing 
     texts."""
     if how is None:
         return assembled
-    counted = {one.record: _tokens_of_images(one) for one in assembled.batch.trajectories}
+    counted = {trajectory.record: _tokens_of_images(trajectory) for trajectory in assembled.batch.trajectories}
     numbers = {number for of_record in counted.values() for number in of_record}
     if not numbers:
         return assembled
@@ -41,7 +41,7 @@ async def with_images(database: Database, assembled: Assembled, how: Processing 
     unfit = {record: problem for record, of_record in counted.items() if (problem := _problem(of_record, shown))}
     for record, problem in unfit.items():
         log.error("%s does not train: %s", record, problem)
-    kept = [one for one in assembled.batch.trajectories if one.record not in unfit]
+    kept = [trajectory for trajectory in assembled.batch.trajectories if trajectory.record not in unfit]
     pngs = {number: one.png for number, one in shown.items()}
     batch = msgspec.structs.replace(assembled.batch, trajectories=kept, images=pngs)
     return replace(assembled, batch=batch, broken=(*assembled.broken, *unfit))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from agentrl.policies import batch_cut, outcomes
 from agentrl.policies.admission_capacity import TRIED
-from agentrl.policies.batch_cut import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted
+from agentrl.policies.batch_cut import BatchTarget, Decision, ReadyGroup, ReadyRecord, Situation, UnderWay
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.policies.version_tree import VersionTree
 from agentrl.store import retraining, steps, tasks
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Selection:
     decision: Decision
     ready: dict[str, Ready] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ async def look(
     hold: str,
     suspicion: Suspicion,
     known: dict[str, DBRecordData] | None = None,
-) -> Look:
+) -> Selection:
     """`known`: the structures that the last look read."""
     found = await steps.ready(database, known=known)
     ready = {one.task.id: one for one in found}
@@ -89,10 +89,10 @@ async def look(
     if decision is None:
         decision = batch_cut.decide(
             situation,
-            Wanted(groups=plan.groups, max_refill=plan.groups, intervened_share=plan.intervened_share),
+            BatchTarget(groups=plan.groups, max_refill=plan.groups, intervened_share=plan.intervened_share),
             plan.freshness,
         )
-    return Look(decision, ready)
+    return Selection(decision, ready)
 
 
 class Validity(NamedTuple):

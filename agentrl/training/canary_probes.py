@@ -76,7 +76,7 @@ def sequences_for(learner: Learner, texts: Sequence[Sequence[int]]) -> list[list
     arbitrary, own = probe_set(int(learner.model.config.get_text_config().vocab_size)), [list(text) for text in texts]
     if learner.accelerator.device.type != "cpu":
         return [*arbitrary, *own]
-    weights = sum(one.numel() for one in learner.model.parameters())
+    weights = sum(parameter.numel() for parameter in learner.model.parameters())
     return cut(arbitrary, own, max(LEAST_TOKENS, int(MOST_OPERATIONS / (2 * weights))))
 
 
@@ -86,7 +86,10 @@ def with_image(sequences: list[list[int]], learner: Learner) -> tuple[list[list[
     if learner.images.how is None:
         return sequences, []
     shown = [image_ids.id_of(CANARY)] * learner.images.patches[CANARY].tokens
-    first = [[*one[: len(one) // 2], *shown, *one[len(one) // 2 :]] for one in sequences[:IMAGE_PROBES]]
+    first = [
+        [*sequence[: len(sequence) // 2], *shown, *sequence[len(sequence) // 2 :]]
+        for sequence in sequences[:IMAGE_PROBES]
+    ]
     return [*first, *sequences[IMAGE_PROBES:]], [CanaryImage(CANARY, learner.images.canary)]
 
 

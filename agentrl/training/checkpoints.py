@@ -93,10 +93,10 @@ def restore_optimizers(directory: Path, learner: Learner) -> bool:
 
 def _read(file: Path) -> dict[str, Tensor]:
     try:
-        found: dict[str, Tensor] = load_file(file)
+        tensors: dict[str, Tensor] = load_file(file)
     except (OSError, safetensors.SafetensorError) as broken:
         raise ConfigError(f"{file} cannot be read: {broken}.") from broken
-    return found
+    return tensors
 
 
 def _assigned(names: dict[str, list[str]]) -> dict[str, list[str]]:

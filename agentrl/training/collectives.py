@@ -18,20 +18,20 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 def copied(value: Tensor, group: ProcessGroup) -> Tensor:
     """A value that all ranks have, as the input of work that they divide: the gradients of the parts are summed."""
-    found: Tensor = _Copied.apply(value, group)  # type: ignore[no-untyped-call]
-    return found
+    tensor: Tensor = _Copied.apply(value, group)  # type: ignore[no-untyped-call]
+    return tensor
 
 
 def summed(value: Tensor, group: ProcessGroup) -> Tensor:
     """The sum of the parts of all ranks, which all of them get."""
-    found: Tensor = _Summed.apply(value, group)  # type: ignore[no-untyped-call]
-    return found
+    tensor: Tensor = _Summed.apply(value, group)  # type: ignore[no-untyped-call]
+    return tensor
 
 
 def exchanged(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
     """Rows for other ranks, in their order: `sent` to each of them, `received` from each."""
-    found: Tensor = _Exchanged.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
-    return found
+    tensor: Tensor = _Exchanged.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
+    return tensor
 
 
 def total(value: Tensor, group: ProcessGroup, operation: Any = ReduceOp.SUM) -> Tensor:

@@ -114,4 +114,4 @@ class ColumnPasses:
 
     def _records(self, micros: Sequence[list[Row]], facts: Facts) -> Records:
         columns = (np.concatenate([row.pairs.record for row in part]) for part in micros)
-        return Records([torch.from_numpy(one).to(self._forward.device) for one in columns], facts.pairs_of_record)
+        return Records([torch.from_numpy(column).to(self._forward.device) for column in columns], facts.pairs_of_record)

@@ -118,8 +118,8 @@ class _Joined(torch.autograd.Function):
 
 def _gathered(part: Tensor, group: ProcessGroup) -> Tensor:
     """Keys or values [1, heads, length, width] of the whole sequence, in its order."""
-    found: Tensor = _Gathered.apply(part, group)  # type: ignore[no-untyped-call]
-    return found
+    tensor: Tensor = _Gathered.apply(part, group)  # type: ignore[no-untyped-call]
+    return tensor
 
 
 class _Gathered(torch.autograd.Function):

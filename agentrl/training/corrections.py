@@ -29,8 +29,6 @@ SumOverProcesses = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """The records of pairs."""
-
     of_pairs: list[Tensor]
     """For each micro-batch: the record of each pair."""
     pairs_of: Tensor
@@ -64,7 +62,7 @@ def columns_of(
     found["at_cap"] = [one.exp() > loss.weight_cap for one in by_token]
     if loss.weight_normalised:
         mean = _mean(weights, sum_over_processes)
-        weights = [one / mean for one in weights]
+        weights = [weight / mean for weight in weights]
     found["weight"] = weights
     return found
 
@@ -81,10 +79,10 @@ def reward_shift(distance: Sequence[Tensor], records: Records, groups: Tensor, w
 
 
 def _masks(log_rho: Sequence[Tensor], records: Records, masks: Masks) -> Columns:
-    found: Columns = {}
+    columns: Columns = {}
     if masks.token is not None:
         low, high = masks.token
-        found[f"{MASK}token_mask"] = [(one.exp() < low) | (one.exp() > high) for one in log_rho]
+        columns[f"{MASK}token_mask"] = [(one.exp() < low) | (one.exp() > high) for one in log_rho]
     of_record: dict[str, Tensor] = {}
     if masks.sequence is not None:
         of_record["sequence_mask"] = _outside(clamped(records.sums(log_rho)).exp(), masks.sequence)
@@ -94,7 +92,7 @@ def _masks(log_rho: Sequence[Tensor], records: Records, masks: Masks) -> Columns
         of_record["k2_limit"] = records.means([0.5 * one**2 for one in log_rho]) > masks.k2
     if masks.k3 is not None:
         of_record["k3_limit"] = records.means([torch.expm1(one) - one for one in log_rho]) > masks.k3
-    return found | {f"{MASK}{name}": records.spread(masked) for name, masked in of_record.items()}
+    return columns | {f"{MASK}{name}": records.spread(masked) for name, masked in of_record.items()}
 
 
 def _outside(values: Tensor, interval: tuple[float, float]) -> Tensor:
@@ -102,7 +100,7 @@ def _outside(values: Tensor, interval: tuple[float, float]) -> Tensor:
 
 
 def _mean(weights: Sequence[Tensor], sum_over_processes: SumOverProcesses) -> Tensor:
-    total = torch.stack([one.sum() for one in weights]).sum() if weights else torch.zeros(())
+    total = torch.stack([weight.sum() for weight in weights]).sum() if weights else torch.zeros(())
     here = torch.stack([total, total.new_tensor(sum(map(len, weights)))])
     everywhere = sum_over_processes(here)
     return everywhere[0] / everywhere[1].clamp(min=1)

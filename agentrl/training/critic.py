@@ -126,8 +126,8 @@ def _normalised(values: Tensor, summed: SumOverProcesses) -> Tensor:
     count, total, squares = summed(torch.stack([values.new_tensor(len(values)), values.sum(), (values**2).sum()]))
     mean = total / count.clamp(min=1)
     deviation = (squares / count.clamp(min=1) - mean**2).clamp(min=0).sqrt()
-    found: Tensor = (values - mean) / (deviation + 1e-8)
-    return found
+    tensor: Tensor = (values - mean) / (deviation + 1e-8)
+    return tensor
 
 
 def required(critic: Critic | None) -> Critic:

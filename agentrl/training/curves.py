@@ -47,19 +47,19 @@ class Curves:
             self._put(Note(to_step, sentence, len(undone), now_s()))
 
     def close(self) -> None:
-        for each in self._queues:
-            each.close()
+        for queue in self._queues:
+            queue.close()
 
     def _put(self, entry: Entry) -> None:
-        for each in self._queues:
-            each.put(entry)
+        for queue in self._queues:
+            queue.put(entry)
 
 
 async def undone_by(database: Database, lineage: str) -> list[int]:
     """The steps that this lineage rolled back."""
     of_lineage = {"status": StepStatus.ROLLED_BACK, "reason": {"$regex": f"^{re.escape(lineage)} starts from "}}
-    found = await database.find("Step", of_lineage, projection=["step"])
-    return sorted(int(each["step"]) for each in found)
+    documents = await database.find("Step", of_lineage, projection=["step"])
+    return sorted(int(each["step"]) for each in documents)
 
 
 def _makers(

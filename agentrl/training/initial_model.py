@@ -68,8 +68,8 @@ def prompts(config: RunConfig, model: Path, count: int) -> list[list[int]]:
 
 def _texts(config: RunConfig, demonstrations: list[Demonstration]) -> Iterator[str]:
     """The texts that the vocabulary is trained on: demonstrations first, because they show how the agent writes."""
-    for one in demonstrations[: MAX_TEXTS // 8]:
-        yield from one.texts
+    for demonstration in demonstrations[: MAX_TEXTS // 8]:
+        yield from demonstration.texts
     for environment in config.environments.values():
         yield environment.system
         for row in datasets.read_without_images(Path(environment.dataset)):

@@ -138,7 +138,7 @@ class Learner:
             weight_decay=wanted.weight_decay,
             decay_all=wanted.decay_all,
         )
-        fresh.replace([self.accelerator.prepare_optimizer(one) for one in fresh.optimizers])
+        fresh.replace([self.accelerator.prepare_optimizer(optimizer) for optimizer in fresh.optimizers])
         return fresh
 
     def _new_critic(self, dtype: torch.dtype) -> Critic:
@@ -174,7 +174,6 @@ class Learner:
         return self._parallelism.leads
 
     def agree(self, wish: bool) -> bool:
-        """Whether all ranks agree."""
         return self._parallelism.agreed(wish)
 
     def gathered(self, what: Gathered) -> dict[str, Tensor]:
@@ -210,7 +209,7 @@ class Learner:
     def _move_to(self, device: torch.device) -> None:
         modules = [self._scorer, self._reference, self.critic.scorer if self.critic else None]
         optimizers = [*self.optimizers.optimizers, *(self.critic.optimizers.optimizers if self.critic else ())]
-        learner_state.move([one for one in modules if one is not None], optimizers, device)
+        learner_state.move([module for module in modules if module is not None], optimizers, device)
 
     def save(self, directory: Path) -> list[str]:
         """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks; the one
@@ -294,7 +293,7 @@ class Learner:
             "learning_rate": self.optimizers.learning_rate,
             **({"critic_learning_rate": self.critic.optimizers.learning_rate} if self.critic is not None else {}),
             "packed_tokens": self._everywhere(sum(part.packed_tokens for part in parts)),
-            "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
+            "unpacked_tokens": float(sum(trajectory.tokens for trajectory in batch.trajectories)),
         }
         self._warn_of_a_gap(metrics.get("mismatch_mean", 0.0), objective)
         return StepResult(applied, metrics)

@@ -31,7 +31,6 @@ class LearnerImages:
         self.show({})
 
     def show(self, images: Mapping[int, bytes]) -> None:
-        """Set the images of a batch."""
         if self.how is None:
             if images:
                 raise ConfigError("The batch has images, and the model reads none.")

@@ -45,8 +45,6 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a batch."""
-
     applied: bool
     """False if something was not finite; then nothing was changed."""
     metrics: dict[str, float] = field(default_factory=dict)

@@ -53,8 +53,6 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """One loss per pair."""
-
     loss: Tensor
     clipped: Tensor
     """Where the clip changed the gradient."""

@@ -59,9 +59,9 @@ def split_pairs(
     columns: Sequence[Tensor], micros: Sequence[Sequence[Row]], cuts: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """The values of pairs of each micro-batch, for its parts."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for column, rows, parts in zip(columns, micros, cuts, strict=True):
         edges = itertools.pairwise([0, *itertools.accumulate(parts)])
         sizes = [sum(len(row.pairs) for row in rows[start:stop]) for start, stop in edges]
-        found += torch.split(column, sizes)
-    return found
+        tensors += torch.split(column, sizes)
+    return tensors

@@ -126,13 +126,13 @@ def _own_images(rows: Sequence[Row], images: Mapping[int, Patches], idle: int | 
 def _as_tensors(rows: Sequence[Row], own: Mapping[int, Patches], device: torch.device) -> Images:
     runs = [run for row in rows for run in image_runs(row.ids)]
     patches = list(own.values())
-    begins = dict(zip(own, np.cumsum([0, *(one.tokens for one in patches[:-1])]).tolist(), strict=True))
+    begins = dict(zip(own, np.cumsum([0, *(patch.tokens for patch in patches[:-1])]).tolist(), strict=True))
     shown = np.concatenate(
         [np.empty(0, dtype=np.int64), *(begins[run.number] + np.arange(run.stop - run.start) for run in runs)]
     )
     return Images(
-        pixels=torch.from_numpy(np.concatenate([one.values for one in patches])).to(device),
-        frames=torch.tensor([one.frames for one in patches], device=device),
+        pixels=torch.from_numpy(np.concatenate([patch.values for patch in patches])).to(device),
+        frames=torch.tensor([patch.frames for patch in patches], device=device),
         shown=torch.from_numpy(shown).to(device),
     )
 

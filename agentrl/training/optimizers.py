@@ -81,13 +81,13 @@ class OptimizerSet:
 
     def tensors(self) -> dict[str, Tensor]:
         """The part of the state that is tensors."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for optimizer, names in self._parts.values():
             state = optimizer.state_dict()["state"]
             for index, kept in state.items():
                 for key, value in kept.items():
-                    found[f"{names[index]}{_SEPARATOR}{key}"] = _as_tensor(value).detach().contiguous()
-        return found
+                    tensors[f"{names[index]}{_SEPARATOR}{key}"] = _as_tensor(value).detach().contiguous()
+        return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Raises ConfigError if the state belongs to other parameters."""
@@ -118,7 +118,6 @@ def optimizers_for(
     weight_decay: float,
     decay_all: bool,
 ) -> OptimizerSet:
-    """The optimizers of a whole model."""
     untyped: Any = model
     ends = (untyped.get_input_embeddings(), untyped.get_output_embeddings())
     return make_optimizers(

@@ -43,8 +43,6 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One packed sequence."""
-
     ids: Array
     positions: Array
     ends: Array

@@ -158,16 +158,18 @@ class Parallelism:
         if self._mesh.sizes.data == 1:
             return batch
         groups: dict[str, list[Trajectory]] = {}
-        for one in batch.trajectories:
-            groups.setdefault(one.group_key, []).append(one)
+        for trajectory in batch.trajectories:
+            groups.setdefault(trajectory.group_key, []).append(trajectory)
         loads = [0] * self._mesh.sizes.data
         mine: set[str] = set()
         for name, members in sorted(groups.items(), key=lambda item: -sum(one.tokens for one in item[1])):
             lightest = loads.index(min(loads))
-            loads[lightest] += sum(one.tokens for one in members)
+            loads[lightest] += sum(member.tokens for member in members)
             if lightest == self._mesh.data_place:
                 mine.add(name)
-        return msgspec.structs.replace(batch, trajectories=[one for one in batch.trajectories if one.group_key in mine])
+        return msgspec.structs.replace(
+            batch, trajectories=[trajectory for trajectory in batch.trajectories if trajectory.group_key in mine]
+        )
 
     def in_step(self, micros: list[list[Row]]) -> list[list[Row]]:
         """The micro-batches of this rank, padded with ones that train nothing up to the number of the other ranks."""
@@ -185,7 +187,6 @@ class Parallelism:
         return whole
 
     def agreed(self, wish: bool) -> bool:
-        """Whether all ranks wish it."""
         count = torch.tensor(int(wish), device=self._device)
         if self.ranks > 1:
             torch.distributed.all_reduce(count)

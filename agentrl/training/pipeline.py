@@ -117,8 +117,8 @@ class _Link:
 def _entering(link: _Link, width: int, dtype: torch.dtype) -> Any:
     def forward(ids: Tensor) -> Tensor:
         anchor = torch.zeros((), dtype=dtype, device=ids.device, requires_grad=torch.is_grad_enabled())
-        found: Tensor = _Enter.apply(anchor, (*ids.shape, width), link)  # type: ignore[no-untyped-call]
-        return found
+        tensor: Tensor = _Enter.apply(anchor, (*ids.shape, width), link)  # type: ignore[no-untyped-call]
+        return tensor
 
     return forward
 

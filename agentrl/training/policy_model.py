@@ -69,7 +69,6 @@ def compile_layers(model: transformers.PreTrainedModel) -> None:
 
 
 def layers_of(model: transformers.PreTrainedModel) -> Iterable[Any]:
-    """The layers of the decoder."""
     untyped: Any = model
     layers: Iterable[Any] = untyped.get_decoder().layers
     return layers

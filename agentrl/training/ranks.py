@@ -60,8 +60,6 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fresh(msgspec.Struct, frozen=True, tag=True):
-    """Fresh optimizers."""
-
     learning_rate: float
 
 
@@ -94,7 +92,6 @@ class Channel:
     """Calls from the rank that leads to the others."""
 
     def __init__(self, settings: LearnerSettings) -> None:
-        """Waits for all ranks."""
         self._accelerator = start(settings.parallel, settings.precision)
         # A separate group on CPUs, because a waiting rank must not keep its GPU busy.
         self._group = torch.distributed.new_group(backend="gloo", timeout=SILENT_AT_MOST)
@@ -158,7 +155,9 @@ class LeadingLearner(Learner):
     def log_probs(
         self, sequences: Sequence[Sequence[int]], *, published: torch.dtype | None = None
     ) -> list[list[float]]:
-        self._channel.send(Score([list(one) for one in sequences], "" if published is None else name_of(published)))
+        self._channel.send(
+            Score([list(sequence) for sequence in sequences], "" if published is None else name_of(published))
+        )
         return super().log_probs(sequences, published=published)
 
     def train(

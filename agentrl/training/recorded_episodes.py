@@ -108,18 +108,18 @@ async def _refuse_other_tokenizer(database: Database, model: Path) -> None:
 
 
 async def _read(database: Database, records: Sequence[str]) -> list[Trajectory]:
-    made: dict[str, Trajectory] = {}
+    trajectories: dict[str, Trajectory] = {}
     for start in range(0, len(records), READ_AT_ONCE):
         some = list(records[start : start + READ_AT_ONCE])
-        found = await database.find("DBRecordData", {"_id": {"$in": some}})
+        documents = await database.find("DBRecordData", {"_id": {"$in": some}})
         by_record = await calls.with_tokens(database, some, texts=False)
-        for document in found:
+        for document in documents:
             data = load(DBRecordData, document)
             if by_record[data.id]:
-                made[data.id] = trajectory_of(data, by_record[data.id], imitated=True)
-    if missing := [name for name in records if name not in made]:
+                trajectories[data.id] = trajectory_of(data, by_record[data.id], imitated=True)
+    if missing := [name for name in records if name not in trajectories]:
         raise ConfigError(
             f"{len(missing)} of the chosen records are not in the database any more, such as {missing[0]}.",
             hint="Begin again without the checkpoint of the job.",
         )
-    return [made[name] for name in sorted(made)]
+    return [trajectories[name] for name in sorted(trajectories)]

@@ -233,7 +233,7 @@ def _trajectories(
 
 
 def _probes(config: RunConfig, trajectories: list[Trajectory], model: Path) -> list[list[int]]:
-    own = [np.concatenate([segment.ids for segment in one.segments]).tolist() for one in trajectories]
+    own = [np.concatenate([segment.ids for segment in trajectory.segments]).tolist() for trajectory in trajectories]
     return (own or initial_model.prompts(config, model, PROBED_DEMONSTRATIONS))[:PROBED_DEMONSTRATIONS]
 
 

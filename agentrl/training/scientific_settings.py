@@ -19,7 +19,7 @@ _OF_SAMPLING = {"temperature": "temperature", "max_tokens": "max_tokens_per_call
 
 def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
     """The settings of a step: its plan, and how the newest of its groups was sampled and closed."""
-    found: Settings = {
+    settings: Settings = {
         "learning_rate": plan.learning_rate,
         "groups": plan.groups,
         "optimizer_steps": plan.optimizer_steps,
@@ -32,16 +32,16 @@ def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
     }
     if plan.loss.decay is not None:
         decay = plan.loss.decay
-        found |= {"decay_epsilon": decay.epsilon, "decay_extra": decay.extra, "decay_cap": decay.cap}
-        found["decay_out_of_date_decay"] = decay.out_of_date_decay
+        settings |= {"decay_epsilon": decay.epsilon, "decay_extra": decay.extra, "decay_cap": decay.cap}
+        settings["decay_out_of_date_decay"] = decay.out_of_date_decay
     # The number of samples of a fork is not a setting.
     usual = [task for task in tasks if task.fork is None]
     newest = max(usual, key=lambda task: task.admitted_order, default=None)
     if newest is not None:
-        found["n"] = newest.n
-        found |= {name: newest.sampling[kept] for name, kept in _OF_SAMPLING.items() if kept in newest.sampling}
-        found |= newest.closing
-    return found
+        settings["n"] = newest.n
+        settings |= {name: newest.sampling[kept] for name, kept in _OF_SAMPLING.items() if kept in newest.sampling}
+        settings |= newest.closing
+    return settings
 
 
 def change(before: Mapping[str, KnobValue], after: Mapping[str, KnobValue]) -> str:

@@ -56,7 +56,7 @@ class Scorer(torch.nn.Module, Generic[Columns]):
         if batch.images is not None:
             seen = vision.features_of(model, batch.images.pixels, batch.images.frames)
             inputs = vision.decoder_inputs(model, batch.ids, seen.at(batch.images.shown))
-        found: Tensor = model.get_decoder()(
+        tensor: Tensor = model.get_decoder()(
             position_ids=batch.positions, use_cache=False, **inputs, **tree
         ).last_hidden_state
-        return found
+        return tensor

@@ -69,7 +69,7 @@ class Snapshot:
 def rounded(parameters: Iterable[Tensor], dtype: torch.dtype) -> Iterator[None]:
     """In this context the weights are rounded as engines get them. After it they have the same bits as before."""
     with torch.no_grad():
-        own = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
+        own = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in parameters]
         before = [one.clone() for one in own]
         for one in own:
             one.copy_(one.to(dtype))

@@ -147,14 +147,14 @@ def _of_values(whole: Mapping[str, Tensor], norm: float) -> Metrics:
 
 def _by_age(difference: Tensor, ages: Tensor) -> Metrics:
     """The number of pairs of each age, and how far the policy has moved since they were sampled."""
-    found: Metrics = {}
+    metrics: Metrics = {}
     capped = ages.clamp(max=OLDEST_AGE)
     for age in sorted({int(age) for age in capped.tolist()}):
         of_age = difference[capped == age]
         drift = _drift(of_age)
-        found[f"age_{age}_pairs"] = float(of_age.numel())
-        found |= {f"age_{age}_{name}": drift[name] for name in ("weight_mean", "weight_std", "ess")}
-    return found
+        metrics[f"age_{age}_pairs"] = float(of_age.numel())
+        metrics |= {f"age_{age}_{name}": drift[name] for name in ("weight_mean", "weight_std", "ess")}
+    return metrics
 
 
 def _drift(difference: Tensor) -> Metrics:

@@ -76,24 +76,24 @@ def facts_of(
     records = np.concatenate([row.pairs.record for row in packed]) if packed else np.empty(0, dtype=np.int64)
     pairs_of = np.bincount(records, minlength=len(batch.trajectories))
     versions = sorted(batch.ages)
-    groups = numbered([one.group_key for one in batch.trajectories])
+    groups = numbered([trajectory.group_key for trajectory in batch.trajectories])
     bounds = None
     if objective != "supervised" and objective.decay is not None:
         decay, ages = objective.decay, batch.ages_s or batch.ages
-        bounds = torch.tensor([decay.bounds(-ages[one], 0) for one in versions], dtype=dtype, device=device)
-    of_tokens = [_of_tokens(one) for one in batch.trajectories]
+        bounds = torch.tensor([decay.bounds(-ages[version], 0) for version in versions], dtype=dtype, device=device)
+    of_tokens = [_of_tokens(trajectory) for trajectory in batch.trajectories]
     advantages, rewards = (np.concatenate([_NO_NUMBERS, *[one[side] for one in of_tokens]]) for side in (0, 1))
     return Facts(
         advantages=torch.from_numpy(advantages).to(device=device, dtype=dtype),
         rewards=torch.from_numpy(rewards).to(device=device, dtype=dtype),
         first=torch.from_numpy(np.cumsum(pairs_of) - pairs_of).to(device),
-        capped=torch.tensor([one.capped for one in batch.trajectories], dtype=torch.bool, device=device),
-        decays=torch.tensor([one.decays for one in batch.trajectories], dtype=torch.bool, device=device),
+        capped=torch.tensor([trajectory.capped for trajectory in batch.trajectories], dtype=torch.bool, device=device),
+        decays=torch.tensor([trajectory.decays for trajectory in batch.trajectories], dtype=torch.bool, device=device),
         groups=torch.tensor(groups, dtype=torch.int64, device=device),
         pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
         whole=Denominator(int(everywhere(len(records))), int(everywhere(int((pairs_of > 0).sum())))),
         versions=torch.tensor(versions, device=device),
-        ages=torch.tensor([batch.ages[one] for one in versions], device=device),
+        ages=torch.tensor([batch.ages[version] for version in versions], device=device),
         bounds=bounds,
     )
 

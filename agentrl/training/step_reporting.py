@@ -23,7 +23,7 @@ from agentrl.telemetry.data_plane_metrics import BASE_VERSION, STEP
 from agentrl.telemetry.learning_metrics import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
 from agentrl.training import weight_files
 from agentrl.training.batch_assembly import Assembled
-from agentrl.training.batch_selection import Look
+from agentrl.training.batch_selection import Selection
 from agentrl.training.learner_settings import StepResult
 from agentrl.training.policy_model import name_of
 from agentrl.unit import Unit
@@ -35,7 +35,7 @@ ON_THE_LINE = {"reward_mean": "reward", "age_mean": "staleness", "trained_tokens
 
 
 def step_metrics(
-    assembled: Assembled, result: StepResult, leased: Step, look: Look, *, seconds: float, moved: bool
+    assembled: Assembled, result: StepResult, leased: Step, look: Selection, *, seconds: float, moved: bool
 ) -> dict[str, float]:
     """`moved`: the weights differed from the base version, so a mismatch at age 0 does not prove a fault."""
     groups = [look.ready[name].task for name in (*leased.tasks, *leased.filtered)]

@@ -87,8 +87,8 @@ def _by_columns(module: Any, ranks: DeviceMesh, group: ProcessGroup) -> None:
 
     def forward(value: Tensor) -> Tensor:
         with parts_of(module):
-            found: Tensor = inner(collectives.copied(value, group))
-            return found
+            tensor: Tensor = inner(collectives.copied(value, group))
+            return tensor
 
     module.forward = forward
 
@@ -135,8 +135,8 @@ def computed(module: Any, inner: Any, rows: Tensor, experts: Tensor) -> Tensor:
     if empty:
         rows, experts = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))]), experts.new_zeros(1)
     with parts_of(module):
-        found: Tensor = inner(rows, experts[:, None], rows.new_ones((len(rows), 1)))
-    return found[:0] if empty else found
+        tensor: Tensor = inner(rows, experts[:, None], rows.new_ones((len(rows), 1)))
+    return tensor[:0] if empty else tensor
 
 
 def _divide_vocabulary(scorer: Scorer[Any], ranks: DeviceMesh, group: ProcessGroup) -> None:

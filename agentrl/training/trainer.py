@@ -45,7 +45,7 @@ from agentrl.training import (
 from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DUMPS, BatchDumps
 from agentrl.training.batch_images import with_images
-from agentrl.training.batch_selection import Look, Place
+from agentrl.training.batch_selection import Place, Selection
 from agentrl.training.computation import computed
 from agentrl.training.curve_sinks import RunName
 from agentrl.training.curves import Curves, undone_by
@@ -209,7 +209,7 @@ class Trainer:
             return False
         return await steps.count_ready(self._database) == waiting.ready
 
-    async def _look(self, plan: Plan) -> Look:
+    async def _look(self, plan: Plan) -> Selection:
         place = self._place(plan)
         return await batch_selection.look(self._database, place, plan, self._hold, self._suspicion, self._known)
 
@@ -238,7 +238,7 @@ class Trainer:
 
     # ---- one step ----
 
-    async def _step(self, look: Look, plan: Plan) -> None:
+    async def _step(self, look: Selection, plan: Plan) -> None:
         chosen = look.decision
         settings = scientific_settings.settings_of(plan, [look.ready[group.task].task for group in chosen.groups])
         if changed := scientific_settings.change(self._outputs.settings, settings):
@@ -246,7 +246,7 @@ class Trainer:
         self._outputs.settings |= settings
         self.state.step += 1
         self._unit.status(f"version {self.state.version}, step {self.state.step}: {chosen.why}")
-        wanted = Step(
+        step = Step(
             id=step_id(self._lineage, self.state.step),
             lineage=self._lineage,
             step=self.state.step,
@@ -259,7 +259,7 @@ class Trainer:
         )
         # A lease whose confirmation was lost is released before the next one is taken.
         await steps.release_of(self._database, self._lineage, "its trainer did not receive the confirmation")
-        leased = await steps.lease(self._database, wanted)
+        leased = await steps.lease(self._database, step)
         if leased is None:
             return
         began = time.monotonic()
@@ -273,7 +273,7 @@ class Trainer:
         if not result.applied:
             await self._quarantine(leased, result)
             return
-        records = [one.record for one in assembled.batch.trajectories]
+        records = [trajectory.record for trajectory in assembled.batch.trajectories]
         seconds = time.monotonic() - began
         metrics = step_reporting.step_metrics(
             assembled, result, leased, look, seconds=seconds, moved=self.state.trained
@@ -313,8 +313,8 @@ class Trainer:
         async def commit() -> None:
             if await steps.commit(self._database, leased.id, metrics, records=records):
                 return
-            found = await self._database.find_one("Step", {"_id": leased.id}, projection=["status"])
-            if found is None or found["status"] != StepStatus.COMMITTED:
+            document = await self._database.find_one("Step", {"_id": leased.id}, projection=["status"])
+            if document is None or document["status"] != StepStatus.COMMITTED:
                 raise LineageClosedError(
                     f"Another trainer has taken {leased.id}; what this one trained does not count."
                 )

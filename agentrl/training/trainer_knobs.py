@@ -143,8 +143,6 @@ class DecayKnobs:
 
 
 class Knobs:
-    """All knobs of the trainer."""
-
     def __init__(self, unit: Unit, config: RunConfig) -> None:
         self._unit = unit
         self._config = config

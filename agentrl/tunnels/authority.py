@@ -32,7 +32,6 @@ _BEFORE = dt.timedelta(days=1)
 
 
 def name_of(host: str) -> str:
-    """The name of a host in its certificate."""
     return f"{hashlib.sha256(host.encode()).hexdigest()[:40]}.agentrl"
 
 

@@ -42,7 +42,7 @@ from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.interface import EngineCall, Sampling
 from agentrl.policies import batch_cut, group_closing
 from agentrl.policies.admission_capacity import Counts, Plan, capacity
-from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted
+from agentrl.policies.batch_cut import BatchTarget, ReadyGroup, ReadyRecord, Situation
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.group_closing import Closed, GroupRule, Member
 from agentrl.policies.outcomes import Outcome, OutcomeClass, class_of
@@ -228,7 +228,7 @@ class OneProcess:
         """Returns the next batch, or None if a run would wait."""
         ready = [_as_ready(group, self._tree, self._version) for group in self._ready]
         wanted = self._config.training.groups
-        decision = batch_cut.decide(Situation(ready=ready), Wanted(groups=wanted, max_refill=wanted), freshness)
+        decision = batch_cut.decide(Situation(ready=ready), BatchTarget(groups=wanted, max_refill=wanted), freshness)
         by_name = {group.name: group for group in self._ready}
         gone = {*decision.stale_groups, *decision.filtered, *(group.task for group in decision.groups)}
         self._ready = [group for group in self._ready if group.name not in gone]

@@ -23,7 +23,7 @@ from agentrl.evaluation.summaries import comparison, summaries
 from agentrl.protocol.evaluation_commands import Attempt
 from agentrl.store.documents import Task
 from daemons import evaluation as daemon
-from daemons.evaluation import Wanted
+from daemons.evaluation import EvaluationAttempt
 
 WRITER = """
 import sys
@@ -108,7 +108,7 @@ def test_figures_are_of_the_newest_setup_of_a_model(tmp_path: Path) -> None:
     assert results_file.counting(file) == [new, elsewhere]
     assert len(results_file.read(file)) == 4
     with ResultsFile(file) as those:
-        wanted = [Wanted(task=Task(id="a"), name="a", attempt=0, key=old[0].key, setup="old")]
+        wanted = [EvaluationAttempt(task=Task(id="a"), name="a", attempt=0, key=old[0].key, setup="old")]
         assert daemon._known(those, "m", wanted) >= {one.key for one in old}
     assert results_file.counting(file) == [old[1], elsewhere, old[0]], "the weights from before are there again"
     edited = made_with("old", "a", 0, 1.0, key="of another text with the same id")

@@ -220,8 +220,8 @@ async def test_corrupt_pieces_and_a_source_that_dies_are_replaced_by_another_sou
                     return
                 await hosts.services["a"]._send(question, writer)
             else:
-                assert isinstance(question, frames.WhatIsThere)
-                frames.write(writer, hosts.services["a"]._there(question))
+                assert isinstance(question, frames.AskPieces)
+                frames.write(writer, hosts.services["a"]._pieces(question))
             await writer.drain()
 
     await hosts.serve_files("a", dies)

@@ -17,7 +17,7 @@ from agentrl import __version__
 from agentrl.config.placement import Placement as Settings
 from agentrl.errors import NotProvenError
 from agentrl.host import procfs
-from agentrl.placement import Invitation, PlacedRun, Placement, Wanted
+from agentrl.placement import HostRequest, Invitation, PlacedRun, Placement
 from agentrl.placement.agent_process import living_agent
 from agentrl.placement.backends import open_placement
 from agentrl.placement.notes import Notes
@@ -47,7 +47,7 @@ class Site:
         """Open the placement like another process, which knows only its notes."""
         return open_placement(Settings.model_validate(self.settings), self.run)
 
-    def wanted(self, host: str, version: str = __version__) -> Wanted:
+    def wanted(self, host: str, version: str = __version__) -> HostRequest:
         pair = new_keypair()
         invitation = Invitation(
             host=host,
@@ -62,7 +62,7 @@ class Site:
             server_public=self._server.public,
             leave_within_s=self.leave_within_s,
         )
-        return Wanted(host, invitation, self.node(host))
+        return HostRequest(host, invitation, self.node(host))
 
     def node(self, host: str) -> str:
         return ""
@@ -199,7 +199,7 @@ class RaySite(Site):
         self.ray = {"address": self._cluster.address}
         self.settings = {"ray": self.ray}
 
-    def wanted(self, host: str, version: str = __version__) -> Wanted:
+    def wanted(self, host: str, version: str = __version__) -> HostRequest:
         self._cluster.mend()  # an earlier test may have left only one node, and a group that waits for another
         return super().wanted(host, version)
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from agentrl.errors import NotProvenError
-from agentrl.placement import Placed, State, Wanted
+from agentrl.placement import HostRequest, Placed, State
 from agentrl.placement.requests import Reply, Request
 from tests.placement.sites import ROOT, SITES, Site, opened
 from tests.waiting import PATIENCE_S, eventually
@@ -43,7 +43,7 @@ def placed_soon(site: Site, host: str, *states: State) -> Placed:
     return found[0]
 
 
-def answer(site: Site, wanted: Wanted) -> Placed:
+def answer(site: Site, wanted: HostRequest) -> Placed:
     """Start a host and wait for the result of the start."""
     found: list[Placed] = []
 
@@ -55,7 +55,7 @@ def answer(site: Site, wanted: Wanted) -> Placed:
     return found[0]
 
 
-def started(site: Site, wanted: Wanted) -> None:
+def started(site: Site, wanted: HostRequest) -> None:
     placed = answer(site, wanted)
     assert placed.alive, placed
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.files.cache import Cache
 from agentrl.files.pieces import Content
-from agentrl.placement import Left, State
+from agentrl.placement import HostRemains, State
 from tests.placement.sites import ROOT, Site, SshSite, make_ssh_key, opened
 
 HOST = Site.hosts[0]
@@ -56,7 +56,7 @@ def test_files_of_a_run_on_a_released_host_are_removed_over_ssh(site: SshSite, t
     state, run_dir = site.state_dir(HOST), tmp_path / "run of h1"
     (placed,) = site.open().ensure([site.wanted(HOST)])
     assert placed.alive
-    forget = Left(HOST, "", str(state), str(run_dir), wipe=False)
+    forget = HostRemains(HOST, "", str(state), str(run_dir), wipe=False)
     cache = Cache(run_dir, HOST)
     content = Content(3, "5" * 128, ("0" * 32,))
     part, _ = cache.begin(content)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agentrl.policies.admission_capacity import Plan, batch_records
-from agentrl.policies.batch_cut import Wanted
+from agentrl.policies.batch_cut import BatchTarget
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import TaskStatus
@@ -120,7 +120,7 @@ class AnyOrder(RuleBasedStateMachine):
         sizes = self.world.sizes
         plan = Plan(freshness.bound, batch_records(groups, sizes), max(sizes) + more, every)
         self.world.tune(plan, freshness)
-        self.world.wanted = Wanted(groups, refill, last)  # type: ignore[arg-type]
+        self.world.wanted = BatchTarget(groups, refill, last)  # type: ignore[arg-type]
 
     @rule(why=st.sampled_from(("", "too few attempts are valid")))
     def hold(self, why: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted, cut, decide
+from agentrl.policies.batch_cut import BatchTarget, ReadyGroup, ReadyRecord, Situation, UnderWay, cut, decide
 from agentrl.policies.freshness import Freshness
 
-TWO = Wanted(groups=2, max_refill=2)
+TWO = BatchTarget(groups=2, max_refill=2)
 DROP = Freshness("drop", 1)
 WAIT = Freshness("wait", 1, wait_limit_s=60)
 
@@ -102,7 +102,7 @@ def test_ready_groups_at_the_bound_go_first() -> None:
 def test_the_end_of_the_data() -> None:
     last = decide(Situation([group(1, 0)], exhausted=True), TWO, DROP)
     assert (last.act, tasks(last.groups)) == ("step", ["t1"])
-    leave = Wanted(groups=2, max_refill=2, last_batch="leave")
+    leave = BatchTarget(groups=2, max_refill=2, last_batch="leave")
     assert decide(Situation([group(1, 0)], exhausted=True), leave, DROP).act == "end"
     only_flat = decide(Situation([group(1, signal=False)], exhausted=True), TWO, DROP)
     assert (only_flat.act, only_flat.groups, only_flat.filtered) == ("step", (), ("t1",))

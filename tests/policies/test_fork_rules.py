@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import RefusedError
-from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted, decide
+from agentrl.policies.batch_cut import BatchTarget, ReadyGroup, ReadyRecord, Situation, decide
 from agentrl.policies.fork_rules import ForkCase, ForkKind, limited, lost_with_session, rebuilding_trunk
 from agentrl.policies.fork_rules import decide as fork_of
 from agentrl.policies.freshness import Freshness
@@ -127,7 +127,7 @@ def group(task: str, order: int, records: int, forks: int) -> ReadyGroup:
 
 def test_forks_beyond_their_share_leave_the_step_or_wait() -> None:
     repaired, branch, usual = group("repaired", 1, 4, 2), group("branch", 2, 4, 4), group("usual", 3, 4, 0)
-    wanted = Wanted(groups=3, max_refill=0, intervened_share=0.1)
+    wanted = BatchTarget(groups=3, max_refill=0, intervened_share=0.1)
     ready = Situation(ready=[repaired, branch, usual])
     decision = decide(ready, wanted, Freshness())
     assert [(one.task, len(one.records)) for one in decision.groups] == [("repaired", 3), ("usual", 4)]

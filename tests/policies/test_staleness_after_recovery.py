@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted, decide
+from agentrl.policies.batch_cut import BatchTarget, ReadyGroup, ReadyRecord, Situation, decide
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.version_tree import VersionTree
 
@@ -49,7 +49,7 @@ def test_ages_are_paths_through_all_lineages(
         ReadyGroup(f"t{number}", number, True, (ReadyRecord(str(number), tree.staleness(record, newest)),))
         for number, record in enumerate(versions)
     ]
-    decision = decide(Situation(ready), Wanted(groups=wanted, max_refill=1), Freshness("drop", bound))
+    decision = decide(Situation(ready), BatchTarget(groups=wanted, max_refill=1), Freshness("drop", bound))
     trains = [int(record.record) for group in decision.groups for record in group.records]
     assert all(true_age[number] <= bound for number in trains)
     fresh = [number for number, age in enumerate(true_age) if age <= bound]

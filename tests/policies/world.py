@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from agentrl.policies import admission_capacity, group_closing, outcomes, status_tables
-from agentrl.policies.batch_cut import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted, decide
+from agentrl.policies.batch_cut import BatchTarget, Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, decide
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import NEW, Actor, RecordStatus, StepStatus, TaskStatus, check
@@ -100,7 +100,7 @@ class World:
             1, admission_capacity.batch_records(2, sizes), max_concurrent=2 * max(sizes)
         )
         self.freshness = Freshness("drop", 1)
-        self.wanted = Wanted(groups=2, max_refill=2)
+        self.wanted = BatchTarget(groups=2, max_refill=2)
         self.admitted = 0
         self.samplers = dict.fromkeys(range(SAMPLERS), True)
         self.resumable = False

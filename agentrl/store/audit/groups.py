@@ -35,8 +35,8 @@ async def wrong_baselines(database: Database) -> Problem | None:
 async def _wrong_among(database: Database, tasks: Sequence[Plain]) -> list[str]:
     names = [share["record"] for task in tasks for share in task["shares"]]
     fields = ["outcome_class", "score", "late", "turns", "generated_tokens"]
-    found = await database.find("Record", {"_id": {"$in": names}}, projection=fields) if names else []
-    records = {record["_id"]: record for record in found}
+    documents = await database.find("Record", {"_id": {"$in": names}}, projection=fields) if names else []
+    records = {record["_id"]: record for record in documents}
     return [task["_id"] for task in tasks if not _agrees(task, records)]
 
 

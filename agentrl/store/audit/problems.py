@@ -76,7 +76,6 @@ async def found(database: Database, collection: str, stages: Sequence[Plain], wh
 
 
 def listed(names: Sequence[str], what: str) -> Problem | None:
-    """A problem if there are any names."""
     return Problem(what, len(names), tuple(sorted(names)[:NAMED])) if names else None
 
 

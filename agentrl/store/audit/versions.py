@@ -21,10 +21,10 @@ async def versions_out_of_order(database: Database) -> Problem | None:
     opened = await database.find("Lineage", {}, sort=[("opened_at", 1), ("_id", 1)], projection=["_id"])
     place = {lineage["_id"]: number for number, lineage in enumerate(opened)}
     announced = {"announced_at": {"$type": "date"}}
-    found = await database.find("Publication", announced, sort=[("_id", 1)], projection=["lineage", "parent"])
+    documents = await database.find("Publication", announced, sort=[("_id", 1)], projection=["lineage", "parent"])
     parents = await publications.parents(database)
     wrong, latest = [], -1
-    for publication in found:
+    for publication in documents:
         version, of = int(publication["_id"]), place.get(publication["lineage"], -1)
         parent = publication["parent"]
         if of < latest or (parent is not None and (parent >= version or parent not in parents)):
