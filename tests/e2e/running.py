@@ -1,7 +1,8 @@
 """A real run for a test: real host agent, coordinator and units, driven by the real command line.
 
 Invariants:
-- supervision times are a tenth of the defaults unless a test sets others;
+- supervision times are a tenth of the defaults unless a test sets others, and silences three tenths: a process that
+  gets no processor time for two seconds is not dead;
 - a test fails if any process of its run is left at its end.
 """
 
@@ -33,6 +34,8 @@ from tests.waiting import PATIENCE_S, eventually
 PYTHON = sys.executable
 UP_WITHIN_S = 3 * PATIENCE_S
 """Command, host agent and coordinator start one after the other."""
+SILENCES = ("suspect_after_s", "dead_after_s", "host_silent_after_s", "coordinator_silent_s")
+LEAST_FACTOR_OF_SILENCES = 0.3
 
 
 class Run:
@@ -48,6 +51,8 @@ class Run:
         for variable in ("AGENTRL_RUN", "AGENTRL_KEY", "AGENTRL_RUN_NAME"):
             self.environ.pop(variable, None)
         times = SupervisionTimes().scaled(factor).model_dump()
+        patient = SupervisionTimes().scaled(max(factor, LEAST_FACTOR_OF_SILENCES)).model_dump()
+        times |= {name: patient[name] for name in SILENCES}
         # Counts keep their defaults. A tenth of the times suits an idle machine, but this one may be busy.
         self.config: dict[str, Any] = {
             "name": name,

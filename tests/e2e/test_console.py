@@ -98,7 +98,7 @@ def test_restart_shows_a_question_and_is_in_the_recording(run: Run, terminal: Te
 
     def back_to_it() -> str:
         terminal.keys("{")
-        return terminal.shows("web-1", within_s=2)
+        return terminal.shows("web-1", within_s=10)
 
     eventually(back_to_it, what="what happened to web-1")
     terminal.keys("q")

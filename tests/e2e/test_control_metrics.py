@@ -67,7 +67,7 @@ def test_scrape_shows_the_run_and_survives_the_coordinator(run: Run) -> None:
 
     eventually(lambda: scrape().get(("agentrl_units", "ready")) == 2, what="both units in a scrape")
     eventually(lambda: ("agentrl_unit_loop_lag_ms", "coordinator") in scrape(), what="the coordinator's own metrics")
-    assert scrape()["agentrl_run_state", "running"] == 1
+    eventually(lambda: scrape()["agentrl_run_state", "running"] == 1, what="the state of the run")
     assert httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 401
     run.kill(run.coordinator_pid())
     eventually(lambda: scrape().get(("agentrl_units", "ready")) == 2, what="a scrape of the next coordinator")

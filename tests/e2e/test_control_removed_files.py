@@ -17,8 +17,6 @@ from agentrl.host import process_scan
 from tests.e2e.running import PYTHON, Run
 from tests.waiting import eventually
 
-WHOLE_WITHIN_S = 10.0
-
 
 @pytest.fixture
 def small(run: Run) -> Run:
@@ -43,8 +41,8 @@ def remove(run: Run, *files: str) -> Path:
 def test_removed_files_are_restored_and_no_unit_is_disturbed(small: Run) -> None:
     before, pid = small.units(), small.coordinator_pid()
     sockets = remove(small, *FILES, "run.json")
-    eventually((sockets / "metrics").exists, within_s=WHOLE_WITHIN_S, what="the sockets to be restored")
-    eventually((small.state_dir / "run.json").exists, within_s=WHOLE_WITHIN_S, what="the files to be restored")
+    eventually((sockets / "metrics").exists, what="the sockets to be restored")
+    eventually((small.state_dir / "run.json").exists, what="the files to be restored")
     assert small.cli("status")["run"]["coordinator_pid"] == pid
     assert small.cli("scale", "web", "2")["operation"]["state"] == "succeeded"
     kept = {unit: (row.incarnation, row.pid) for unit, row in small.units().items() if unit in before}

@@ -18,8 +18,9 @@ from agentrl.protocol.rows import UnitRow
 from tests.e2e.running import Run, running
 from tests.waiting import eventually
 
-STOPPED_S = 4.0
-"""Twice the silence after which a unit or a host is given up, at the pace of these tests."""
+SILENT_S = 4.0
+"""The silence after which a unit or a host is given up."""
+STOPPED_S = 1.5 * SILENT_S
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         # A coordinator that never continues has its own test.
         run.config["supervision"]["coordinator_silent_s"] = 60.0
         # A busy machine must not make units suspect here.
-        run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
+        silences = ("suspect_after_s", "dead_after_s", "host_silent_after_s")
+        run.config["supervision"] |= dict.fromkeys(silences, SILENT_S)
         run.unit("step", "step_loop", "--every", "0.05", count=3)
         run.sidecar("web", ["sleep", "1000"], count=3, ready={"exec": ["true"], "interval_s": 0.2})
         run.up()

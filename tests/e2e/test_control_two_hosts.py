@@ -28,8 +28,8 @@ from tests.e2e.running import Run
 from tests.waiting import PATIENCE_S, eventually
 
 HERE, STRANGER = default_name(), "stranger"
-LINK_DOWN_S = 6.0
-"""Three leases of a host at the pace of these tests."""
+LINK_DOWN_S = 12.0
+"""Two leases of a host at the pace of these tests."""
 FAR = ("far-0", "far-1", "mute-0")
 """Units that may run only on the host `there`, and whose writes are not fenced."""
 

@@ -173,13 +173,15 @@ def hangs_and_is_named(run: Run, stuck: int) -> None:
     def loads() -> Any:
         row = unit(run, "engine-1")
         assert (row["state"], row.get("serving")) == ("ready", f"loading(v{stuck})"), row
+        assert row["status"] == f"loading version {stuck}"
         return row
 
-    row = eventually(loads, within_s=WITHIN_S, what="an engine that loads")
-    assert row["status"] == f"loading version {stuck}"
-    assert row.get("weights") is None
-    (waits,) = (one for one in run.cli("why")["chains"] if one["links"][0]["who"] == "engine-1")
-    assert waits["culprit"] == f"version {stuck}"
+    def waits() -> Any:
+        """The chain of the engine, which a short wait does not have yet."""
+        return next((one for one in run.cli("why")["chains"] if one["links"][0]["who"] == "engine-1"), None)
+
+    assert eventually(loads, within_s=WITHIN_S, what="an engine that loads").get("weights") is None
+    assert eventually(waits, what="its wait")["culprit"] == f"version {stuck}"
     assert versions(run)[-1]["engines"] == {"engine-0.1": "serving"}
     onscreen.recorded(run, ("2", "down", "enter"), "engine-1.2", f"loading(v{stuck})")
     onscreen.live(run, ("w",), f"engine-1 ← version {stuck}", f"ends at: version {stuck}")

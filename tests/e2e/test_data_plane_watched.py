@@ -110,9 +110,15 @@ def test_an_episode_is_one_trace_from_its_record_to_engine_and_tool(run: Run, re
     sampler = {("", root), (root, call), (root, tool)}
     elsewhere = {(call, "generate"), (tool, "run shop.lookup"), ("run shop.lookup", "tools/call lookup")}
     eventually(lambda: sampler | elsewhere <= tree() or None, what="the spans of three processes")
-    services = {resource["service.name"] for resource in receiver.resources}
-    assert {"coordinator", "sampler", "engine", "toolbox", "trainer"} <= services
-    assert {f"spawn {unit}" for unit in ("sampler-0", "trainer-0")} <= receiver.spans.keys()
+
+    def services() -> set[str]:
+        return {resource["service.name"] for resource in receiver.resources}
+
+    # Each process sends its spans at its own time.
+    all_of_them = {"coordinator", "sampler", "engine", "toolbox", "trainer"}
+    eventually(lambda: all_of_them <= services() or None, within_s=WITHIN_S, what="spans of all processes")
+    spawns = {f"spawn {unit}" for unit in ("sampler-0", "trainer-0")}
+    eventually(lambda: spawns <= receiver.spans.keys() or None, what="spans of the starts")
     assert receiver.attributes("spawn trainer-0")["host.name"] == run.unit_row("trainer-0").host
 
 

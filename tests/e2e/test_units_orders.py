@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 WORKER = [PYTHON, str(Path(__file__).parent / "programs" / "worker.py")]
 DEAF = ["sh", "-c", "trap '' TERM; touch $AGENTRL_RUN_DIR/deaf; while :; do sleep 0.1; done"]
-GRACE_S = 0.6
+GRACE_S = 1.5
 """How long a stop waits for work. A drain has no limit."""
 
 

@@ -49,7 +49,8 @@ async def test_engine_leaves_the_device_for_the_trainer_and_comes_back(
 ) -> None:
     for weights in (first, second):
         shutil.copytree(weights.path, tmp_path / "weights" / weights.path.name)
-    engine = EmbeddedEngine(slots=4, context=256)
+    # A call takes ten seconds, so that it does not end before the engine leaves.
+    engine = EmbeddedEngine(slots=4, context=256, gather_s=0.04)
     engine.start()
     me = Service(id="engine-0.1", unit="engine-0", kind="engine", url="http://127.0.0.1:1")
     follower = PublicationFollower(engine, StoredPublications(database), me, run_dir=tmp_path, second=engine)

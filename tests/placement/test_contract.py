@@ -101,7 +101,7 @@ def test_lost_host_is_described_and_started_again(site: Site) -> None:
     lost = placed_soon(site, A, State.LOST)
     assert lost.why
     started(site, wanted)
-    assert len(site.agents(A)) == 1
+    eventually(lambda: len(site.agents(A)) == 1, what="one agent, also after it has forked a helper")
     site.take_away(A)
     assert placed_soon(site, A, State.LOST, State.GONE).why
 

@@ -36,7 +36,7 @@ from agentrl.store.mongod_files import MongoFiles, lock_holder, prepare
 from tests.disks import fill, small_disk
 from tests.store.server import keep_trying
 from tests.unit.fake_coordinator import Counterpart, Process
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 
 class MongoUnits:
@@ -95,11 +95,13 @@ async def mongo() -> AsyncIterator[MongoUnits]:
 
 
 def client(files: MongoFiles, **options: Any) -> MongoClient[dict[str, Any]]:
-    return MongoClient(files.url_file.read_text(), serverSelectionTimeoutMS=10_000, **options)
+    return MongoClient(files.url_file.read_text(), serverSelectionTimeoutMS=round(1000 * PATIENCE_S), **options)
 
 
 def stranger(files: MongoFiles) -> MongoClient[dict[str, Any]]:
-    return MongoClient("127.0.0.1", files.port, directConnection=True, serverSelectionTimeoutMS=10_000)
+    return MongoClient(
+        "127.0.0.1", files.port, directConnection=True, serverSelectionTimeoutMS=round(1000 * PATIENCE_S)
+    )
 
 
 async def test_only_clients_with_the_password_are_served(mongo: MongoUnits) -> None:

@@ -29,7 +29,7 @@ from agentrl.store.mongod_server import Mongod, command
 from agentrl.store.server_checks import FOR_WIPE, NEEDED, Facts, Finding, findings
 from tests.store.certificates import CLIENT, Authority
 from tests.store.server import keep_trying
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 NAME = "a-run"
 PASSWORD = "p@ss:word"
@@ -167,7 +167,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     argv = [str(find_mongod()), "--dbpath", str(place), "--port", str(port), "--bind_ip", "127.0.0.1"]
     with subprocess.Popen([*argv, "--nounixsocket"], stdout=subprocess.DEVNULL) as process:
         url = f"mongodb://127.0.0.1:{port}/"
-        with MongoClient[dict[str, Any]](url, serverSelectionTimeoutMS=20_000) as client:
+        with MongoClient[dict[str, Any]](url, serverSelectionTimeoutMS=round(1000 * PATIENCE_S)) as client:
             client.admin.command("ping")
         yield url
         process.terminate()

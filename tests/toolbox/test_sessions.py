@@ -15,7 +15,7 @@ from agentrl.toolbox import connection_starts, server_pool, service_report, tool
 from agentrl.toolbox.api_messages import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import MakeToolbox, faulty
-from tests.waiting import aeventually
+from tests.waiting import PATIENCE_S, aeventually
 
 
 async def test_a_session_opens_once_and_keeps_its_servers(make: MakeToolbox) -> None:
@@ -141,7 +141,7 @@ async def test_a_session_may_be_closed_while_it_opens(make: MakeToolbox) -> None
         with pytest.raises(SessionError, match="while it was being opened"):
             await waiting
         await hands.toolbox.close("first")
-        assert await hands.open("third", wait_s=5)
+        assert await hands.open("third", wait_s=PATIENCE_S)
 
 
 async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeToolbox) -> None:
@@ -155,7 +155,7 @@ async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeTool
         await aeventually(lambda: hands.server().starts >= 3, what="the idle one is replaced")
         answers = await asyncio.gather(*(hands.call("s", f"c{number}", "count") for number in range(4)))
         assert len({answer.content.split()[0] for answer in answers}) == 1
-        assert await hands.open("t", wait_s=5)
+        assert await hands.open("t", wait_s=PATIENCE_S)
 
 
 async def test_a_session_reserves_all_servers_or_none(make: MakeToolbox) -> None:
@@ -171,7 +171,7 @@ async def test_a_session_reserves_all_servers_or_none(make: MakeToolbox) -> None
         await hands.open("holds-b", "b")
         with pytest.raises(QuotaError):
             await hands.open("wants-both", "a", "b", wait_s=0.05)
-        assert await hands.open("wants-a", "a", wait_s=5)
+        assert await hands.open("wants-a", "a", wait_s=PATIENCE_S)
 
 
 async def test_the_death_of_a_process_ends_only_its_session(make: MakeToolbox) -> None:
@@ -185,7 +185,7 @@ async def test_the_death_of_a_process_ends_only_its_session(make: MakeToolbox) -
             await hands.call("a", "a2", "count")
         assert (await hands.call("b", "b2", "count")).content.endswith("2")
         await hands.toolbox.close("a")
-        assert await hands.open("c", wait_s=20)
+        assert await hands.open("c", wait_s=PATIENCE_S)
 
 
 async def test_an_idle_session_is_closed(make: MakeToolbox) -> None:
