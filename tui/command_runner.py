@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from agentrl.errors import AgentrlError, RefusedError
-from agentrl.formatting.sentences import ended, irrevocable
+from agentrl.formatting.previews import Need, Preview
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.control_commands import Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
@@ -86,11 +86,11 @@ class CommandRunner:
         client = console.connection.client
         consent = await client.preview(pending.command, pending.args)
         if pending.preview_only:
-            console.say(f"{pending.what} would do ({consent.tier.name.lower()}): {ended(consent.effect.sentence())}")
+            console.say(f"{pending.what}: {_preview_of(pending, consent).dry_run}")
             return
         while (agreed := await self._ask(pending, consent)) is not None:
             self._check(agreed, chosen_in)
-            confirmed = consent.effect.scientific or consent.tier >= Tier.DISRUPTIVE
+            confirmed = consent.effect.scientific or _preview_of(pending, consent).need is not Need.NOTHING
             given = consent if confirmed else consent.to_tier()
             try:
                 accepted: Accepted = await client.call(agreed.command, agreed.args, consent=given)
@@ -134,14 +134,15 @@ class CommandRunner:
 
     async def _ask(self, pending: PendingCommand, preview: Consent) -> PendingCommand | None:
         """The command as it may be sent, or None."""
+        need = _preview_of(pending, preview).need
         if preview.effect.scientific and isinstance(pending.args, Tune) and not pending.args.note:
             noted = await self._ask_note(pending, pending.args, preview.effect)
-            if noted is None or preview.tier < Tier.DESTRUCTIVE:
+            if noted is None or need is not Need.CERTAINTY:
                 return noted
             pending = noted
-        if preview.tier >= Tier.DESTRUCTIVE:
-            return pending if await self._ask_run_name(pending, preview.effect) else None
-        if preview.tier is Tier.DISRUPTIVE:
+        if need is Need.CERTAINTY:
+            return pending if await self._ask_run_name(pending, preview) else None
+        if need is Need.AGREEMENT:
             lines = effect_lines(preview.effect, self._console.mirror, INNER)
             question = Question(f"{pending.what}?", lines, go_on="do it", tone=Tone.WARN)
             return pending if await self._console.push_screen_wait(Form(question)) is not None else None
@@ -164,17 +165,21 @@ class CommandRunner:
         note = answer[0].strip()
         return dataclasses.replace(pending, args=msgspec.structs.replace(args, note=note))
 
-    async def _ask_run_name(self, pending: PendingCommand, effect: Effect) -> bool:
+    async def _ask_run_name(self, pending: PendingCommand, preview: Consent) -> bool:
         name = self._console.mirror.name
 
         def check(values: Values) -> str:
             return "" if values[0] == name else f"Type the run's name, {name}, to go on."
 
         question = Question(
-            f"{pending.what}? {irrevocable(pending.spec.reverse)}",
-            effect_lines(effect, self._console.mirror, INNER),
+            f"{pending.what}? {_preview_of(pending, preview).warning}",
+            effect_lines(preview.effect, self._console.mirror, INNER),
             (Field("run", hint=name),),
             check=check,
             tone=Tone.BAD,
         )
         return await self._console.push_screen_wait(Form(question)) is not None
+
+
+def _preview_of(pending: PendingCommand, consent: Consent) -> Preview:
+    return Preview(consent.effect, consent.tier, pending.spec.reverse)

@@ -19,7 +19,8 @@ from agentrl.cli import output
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
-from agentrl.formatting.sentences import ended, irrevocable
+from agentrl.formatting.previews import Need, Preview
+from agentrl.formatting.sentences import ended
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.rows import HostRow, OperationRow, OperationState, UnitRow, short
 
@@ -81,19 +82,18 @@ def consented(cli: Cli, effect: Effect, tier: Tier, reverse: str = "") -> bool:
 
     `reverse` is the command that undoes it, if there is one.
     """
-    if cli.yes or tier < Tier.DISRUPTIVE:
+    preview = Preview(effect, tier, reverse)
+    if cli.yes or preview.need is Need.NOTHING:
         return True
+    certainty = preview.need is Need.CERTAINTY
     if cli.json or not output.interactive():
-        if tier >= Tier.DESTRUCTIVE:
+        if certainty:
             raise RefusedError(
-                f"The effect would be: {ended(effect.sentence())}", hint=f"{irrevocable(reverse)} Add --yes to do it."
+                f"The effect would be: {preview.sentence}", hint=f"{preview.warning} Add --yes to do it."
             )
         return True
-    destructive = tier >= Tier.DESTRUCTIVE
-    question = f"The effect: {output.sanitise(ended(effect.sentence()))}" + (
-        f" {irrevocable(reverse)}" if destructive else ""
-    )
-    return _ask(f"{question} Go on?", default=not destructive)
+    question = " ".join(filter(None, (f"The effect: {output.sanitise(preview.sentence)}", preview.warning, "Go on?")))
+    return _ask(question, default=not certainty)
 
 
 def _ask(question: str, *, default: bool) -> bool:
@@ -157,8 +157,7 @@ def report_preview(cli: Cli, effect: Effect, tier: Tier) -> None:
     if cli.json:
         output.emit({"dry_run": True, "effect": effect, "tier": tier})
         return
-    scientific = " It begins a new scientific segment and needs a note." if effect.scientific else ""
-    output.say(f"Would do ({tier.name.lower()}): {effect.sentence()}.{scientific}")
+    output.say(Preview(effect, tier).dry_run)
 
 
 def report_accepted(cli: Cli, accepted: Accepted) -> None:

@@ -24,7 +24,7 @@ from agentrl.client import Client
 from agentrl.commands_mcp import tool_list
 from agentrl.commands_mcp.proposals import Proposals
 from agentrl.errors import AgentrlError, RefusedError, UnknownNameError, UsageError
-from agentrl.formatting.sentences import ended, irrevocable
+from agentrl.formatting.previews import Preview
 from agentrl.protocol import grammar
 from agentrl.protocol.commands import CommandSpec
 from agentrl.protocol.effects import Tier
@@ -100,14 +100,15 @@ class CommandServer:
 
     async def _propose(self, client: Client, spec: CommandSpec, args: Args) -> dict[str, Any]:
         consent = await client.preview(spec.name, args)
+        preview = Preview(consent.effect, consent.tier, spec.reverse)
         answer: dict[str, Any] = {
             "effect": consent.effect,
-            "sentence": ended(consent.effect.sentence()),
-            "tier": consent.tier.name.lower(),
+            "sentence": preview.sentence,
+            "tier": preview.tier_name,
             "by_a_person": shlex.join(("agentrl", *grammar.words(spec.name, args))),
         }
-        if consent.tier is Tier.DESTRUCTIVE:
-            answer["warning"] = irrevocable(spec.reverse)
+        if preview.warning:
+            answer["warning"] = preview.warning
         if self._up_to is not None and consent.tier <= self._up_to:
             answer["proposal"] = id = uuid.uuid4().hex
             self._proposals.add(id, spec.name, args, consent, time.monotonic())

@@ -14,11 +14,6 @@ def ended(text: str) -> str:
     return shown if shown.endswith((".", "?", "!", "…")) else f"{shown}."
 
 
-def irrevocable(reverse: str) -> str:
-    """A sentence on an act that loses something, and on the part of it that the `reverse` command can take back."""
-    return "What is lost stays lost; the rest can be taken back." if reverse else "It cannot be taken back."
-
-
 def few(sentences: Sequence[str]) -> tuple[str, ...]:
     """The first of many sentences, and how many more there are."""
     more = len(sentences) - SHOWN

@@ -1,7 +1,8 @@
 """The table of commands. The command line, the Python client, the console and the coordinator use it.
 
 Invariants: every command has a permission, a tier function and, if one exists, the command that reverses it; what it
-takes and answers is in `control_commands`, `data_commands`, `data_changes` and `tool_commands`.
+takes and answers is in `control_commands`, `data_commands`, `data_changes` and `tool_commands`. There the fields of the
+arguments also say how they are written on a command line, and the arguments of an act have its title and its undo.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ class RequeueTasks(Args, frozen=True):
 class ChooseRecords(Args, frozen=True):
     """The records that an operator changes, by name or by a filter."""
 
-    time_of_since: ClassVar[str] = "finished_at"
-    """The time of a record with which `--since TIME` is compared."""
+    time_of_since: ClassVar[str] = "finished_at"  # what `--since TIME` is compared with
     ids: Annotated[tuple[str, ...], rest("RECORD")] = ()
     filter: Annotated[str, option("--filter", metavar="QUERY")] = ""
     """A query on the list of records, used if no record is named."""

@@ -140,6 +140,16 @@ async def test_command_that_ended_units_offers_its_reverse_by_name(
         await aeventually(lambda: reverse in [args for _, args, preview in coordinator.received if not preview])
 
 
+async def test_typed_dry_run_shows_the_effect_and_sends_nothing(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.effects["stop"] = DISRUPTIVE
+    async with opened(coordinator.state_dir) as screen:
+        await selected(screen, "web-1")
+        await screen.command("stop web-1 --dry-run")
+        await screen.shows("stop web-1.7: Would do (disruptive):")
+        assert not coordinator.sent("stop")
+
+
 async def test_command_without_effect_offers_no_undo(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["scale"] = Effect()

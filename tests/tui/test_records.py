@@ -117,6 +117,15 @@ async def test_running_records_are_listed_oldest_first(coordinator: Scripted) ->
         await aeventually(lambda: (sent[-1].filter, sent[-1].sort) == ("", "-started_at"))
 
 
+async def test_typed_list_of_records_has_its_filter_and_order(coordinator: Scripted) -> None:
+    populate(coordinator)
+    sent = answers(coordinator)
+    async with opened(coordinator.state_dir) as screen:
+        await screen.command("records list --filter status=scored --sort -score")
+        await aeventually(lambda: [(query.filter, query.sort) for query in sent[-1:]] == [("status=scored", "-score")])
+        assert screen.app.view.cli_line() == ("records", "list", "--filter", "status=scored", "--sort", "-score")
+
+
 async def test_account_lists_sums_that_agree_and_sums_that_do_not(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
