@@ -108,7 +108,7 @@ class _Line:
             case "stop":
                 unit = self._unit()
                 return (
-                    pending_commands.vouch(unit)
+                    pending_commands.confirm_dead(unit)
                     if "--force" in self._flags
                     else pending_commands.stop(unit, now=self._now)
                 )

@@ -117,9 +117,9 @@ def stop(row: UnitRow, *, now: bool = False) -> PendingCommand:
     return PendingCommand("stop", control_commands.Stop(row.unit, row.incarnation, now), what, words, back)
 
 
-def vouch(row: UnitRow) -> PendingCommand:
+def confirm_dead(row: UnitRow) -> PendingCommand:
     args = control_commands.ForceStopped(row.unit, row.incarnation)
-    return PendingCommand("force_stopped", args, f"vouch that {_life(row)} is dead", ("stop", _life(row), "--force"))
+    return PendingCommand("force_stopped", args, f"confirm that {_life(row)} is dead", ("stop", _life(row), "--force"))
 
 
 def pause(target: str) -> PendingCommand:
