@@ -124,7 +124,7 @@ ACTIONS: tuple[Action, ...] = (
           (pending_commands.stop,)),
         _("unit.kill", "K", "kill", "Stops it without letting it finish.", UnitVerbs.do_unit_command, "stop",
           args=(partial(pending_commands.stop, now=True),)),
-        _("unit.vouch", "V", "vouch", "Says that a lost unit is dead.", UnitVerbs.do_unit_vouch, "force_stopped"),
+        _("unit.vouch", "V", "vouch", "Says that a lost unit is dead.", UnitVerbs.do_unit_confirm, "force_stopped"),
         _("unit.pause", "p", "pause/resume", "Stops or resumes taking new work.", UnitVerbs.do_unit_pause, "pause", 30),
         _("unit.logs", "l", "logs", "What it writes.", UnitVerbs.do_unit_logs, "", 53),
         _("unit.previous", "L", "last life", "The log of its incarnation before this one.", UnitVerbs.do_unit_previous),

@@ -4,21 +4,68 @@ Invariants:
 - The page needs nothing from outside, and its content security policy permits no script and no request.
 - Text of the model, of tools and of the dataset is displayed and never becomes markup.
 - The page has each image once; where a text names it again, there is a link.
+- Text that is not `Markup` is escaped when it is put into an element or an attribute.
+- Control characters and invisible characters are removed from text of a run before that.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import resources
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.formatting import lineage_text, record_text, record_timeline, tool_call_text
 from agentrl.formatting.amounts import counted, duration, utc
-from agentrl.formatting.markup import Content, Markup, element
+from agentrl.formatting.safe_text import sanitise_lines
 from agentrl.protocol.data_commands import RecordStory
 from agentrl.tokens import image_marks
+
+
+class Markup(str):
+    """HTML that this program wrote."""
+
+    __slots__ = ()
+
+
+Content: TypeAlias = "str | int | float | Iterable[Content] | None"
+_VOID = ("img", "meta")
+
+
+def element(name: str, /, *inside: Content, **attributes: object) -> Markup:
+    """`element("p", text, class_="note")`. Attributes that are None or False are left out."""
+    given = "".join(
+        f" {_attribute(key)}" if value is True else f' {_attribute(key)}="{escaped(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{given}>")
+    return Markup(f"<{name}{given}>{joined(inside)}</{name}>")
+
+
+def joined(parts: Content) -> Markup:
+    """All parts, one after the other; a part that is None is left out."""
+    match parts:
+        case None:
+            return Markup("")
+        case Markup():
+            return parts
+        case str() | int() | float():
+            return escaped(str(parts))
+    return Markup("".join(joined(part) for part in parts))
+
+
+def escaped(text: str) -> Markup:
+    """Text of any number of lines, escaped for display."""
+    return Markup(html.escape(sanitise_lines(text), quote=True))
+
+
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
 
 Row = Mapping[str, Any]
 SHORT = 400

@@ -1,10 +1,13 @@
 """Keeps one coordinator alive: starts or adopts it, replaces it when it dies or hangs, and reports these events.
 
-* At most one coordinator is started at a time; a living one is adopted.
-* The first death is followed by a restart at once, later ones after growing pauses.
-* A coordinator that is silent for too long is continued if a signal stopped it. Otherwise it writes its stacks and is
-replaced. * An end is final if a restart cannot help (wrong configuration, another process or host has the run) or if it
-was orderly. * The next coordinator that greets this agent gets reports about its predecessors.
+Invariants:
+- At most one coordinator is started at a time; a living one is adopted.
+- The first death is followed by a restart at once, later ones after growing pauses.
+- A coordinator that is silent for too long is continued if a signal stopped it. Otherwise it writes its stacks and is
+  replaced.
+- An end is final if a restart cannot help (wrong configuration, another process or host has the run) or if it was
+  orderly.
+- The next coordinator that greets this agent gets reports about its predecessors.
 """
 
 from __future__ import annotations

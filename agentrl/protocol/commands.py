@@ -325,7 +325,7 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
         _act("remove_host", RemoveHost, "hosts remove", "Drain a host, then end its agent and revoke its key."),
         _act("forget_host", ForgetHost, "hosts forget", "Declare that a silent host is gone for good."),
-        _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
+        _act("force_stopped", ForceStopped, "stop --force", "Confirm that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),
         _act("rotate_keys", RotateKeys, "keys rotate", "Replace the secrets of the run.", "", Permission.ADMIN),
         _act("revoke_key", RevokeKey, "keys revoke", "Refuse a key from now on.", "", Permission.ADMIN),

@@ -299,7 +299,7 @@ class ForceStopped(Args, frozen=True):
     incarnation: Annotated[int, PART]
 
     def title(self, seen: object = None) -> str:
-        return f"vouch that {_living(self.unit, self.incarnation)} is dead"
+        return f"confirm that {_living(self.unit, self.incarnation)} is dead"
 
 
 class ForgetHost(Args, frozen=True):

@@ -5,8 +5,7 @@
     steward           one round of housekeeping after another
     epochs            dataset rows that become Tasks
     admission         how many Tasks may be sampled now
-    evaluations       Tasks that pin a version
-    group_upkeep      next attempts, overdue groups, Tasks that train again
+    group_upkeep      next attempts, overdue groups, Tasks that train again, Tasks of evaluations
     dead_owners       leases of dead owners, silent services, overdue publications
     batch_waits       what a batch or an evaluation waits for
     retention         details of consumed Tasks that are removed; the stop of admission on a full disk

@@ -1,9 +1,12 @@
-"""Looks after groups: opens the next attempt at a failed seat, closes what no sampler closed, requeues trained Tasks.
+"""Looks after groups: opens the next attempt at a failed seat, closes what no sampler closed, requeues trained Tasks,
+queues the Tasks of evaluations.
 
-Invariants: the number of an attempt follows from the one before it, so it is opened once, however many stewards see it;
-at most two failed attempts of a seat are followed by another, besides those that operators requeue; a seat of a round
-that is over gets no attempt; a steward and a sampler close a group with the same result, because both use the same
-policy.
+Invariants:
+- The number of an attempt follows from the one before it, so it is opened once, however many stewards see it.
+- At most two failed attempts of a seat are followed by another, besides those that operators requeue.
+- A seat of a round that is over gets no attempt.
+- A steward and a sampler close a group with the same result, because both use the same policy.
+- The Tasks of an evaluation are inserted before the evaluation counts as queued; a repetition adds none.
 """
 
 from __future__ import annotations
@@ -14,10 +17,27 @@ from typing import Any
 
 from agentrl.policies.group_closing import REDRAWN
 from agentrl.policies.status_tables import Actor, RecordStatus
+from agentrl.steward import epochs, task_images
+from agentrl.steward.epochs import Source
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import groups, retraining, tasks
+from agentrl.store import evaluations, groups, retraining, tasks
 from agentrl.store.database import Database
 from agentrl.store.groups import Group
+
+
+async def queue(database: Database, settings: StewardSettings, sources: Mapping[str, Source]) -> int:
+    """Returns how many Tasks are new."""
+    new = 0
+    for version in await evaluations.wanted(database):
+        for name, environment in settings.environments.items():
+            rows = sources[name].held_out
+            chosen = rows[: settings.evaluation_tasks] if settings.evaluation_tasks else rows
+            fresh = epochs.evaluation_tasks(name, environment, chosen, version)
+            complete = await task_images.stored(database, fresh, settings.images, patience_s=task_images.AWAY_AT_MOST_S)
+            new += await tasks.insert(database, complete)
+        await evaluations.mark_queued(database, version)
+    return new
+
 
 MOST_AT_ONCE = 1000
 _FAILED = [RecordStatus.FAILED, RecordStatus.ABANDONED]

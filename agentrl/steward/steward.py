@@ -23,7 +23,6 @@ from agentrl.steward import (
     curriculum,
     dead_owners,
     epochs,
-    evaluations,
     group_upkeep,
     retention,
 )
@@ -214,7 +213,7 @@ class Steward:
 
     async def _bring_tasks(self) -> int:
         new = await epochs.refill(self._database, self.settings, self._sources)
-        return new + await evaluations.queue(self._database, self.settings, self._sources)
+        return new + await group_upkeep.queue(self._database, self.settings, self._sources)
 
     async def _keep_house(self, done: Done) -> None:
         await dead_owners.bridge_gap(self._database)

@@ -13,7 +13,7 @@
     datasets             files of tasks                     lists, list_cursors filtered pages
     accounting, audit    sums that must agree               retraining      trained Tasks that may train again
     pruning              removes details of consumed Tasks  update_expressions   terms of the update language
-    database_wipe, run_wipe    delete all data of a run   server_checks  what a server must be able to do
+    run_wipe                   deletes all data of a run   server_checks  what a server must be able to do
     database_users, readable_tokens    for people with a MongoDB client of their own
 
     database_identity, mongod_binary, mongod_files, mongod_server    the MongoDB server of a run without a URL

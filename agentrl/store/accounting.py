@@ -22,7 +22,7 @@ from agentrl.policies.status_tables import (
     TOOL_CALL,
     StepStatus,
 )
-from agentrl.store.audit import calls, groups, replays, seats, steps, trained_records, versions
+from agentrl.store.audit import calls, groups, seats, steps, trained_records, versions
 from agentrl.store.audit.problems import SEATED, Checks, Problem, each, each_if
 from agentrl.store.database import Database, Plain
 
@@ -100,7 +100,7 @@ def _checks(max_trained_count: int) -> list[Checks]:
             versions.versions_out_of_order,
             versions.steps_from_strange_versions,
             calls.ended_and_still_waiting,
-            replays.replays_that_disagree,
+            calls.replays_that_disagree,
         ),
     ]
 

@@ -21,12 +21,43 @@ from pathlib import Path
 
 from agentrl.config.paths import IN_FORCE, MADE
 from agentrl.config.run import RunConfig
-from agentrl.errors import AgentrlError, DiskError, ExitCode
-from agentrl.store import database_identity, database_wipe, run_database
+from agentrl.errors import AgentrlError, DiskError, ExitCode, RefusedError
+from agentrl.store import database_identity, run_database, schema
 from agentrl.store.database import Database, connect
 from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
 from agentrl.store.mongod_server import Mongod, wait_until_data_is_free
+from agentrl.store.update_expressions import NOW
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a wipe would delete."""
+
+    documents: dict[str, int]
+    bytes: int
+    alive: tuple[str, ...]
+    """Incarnations that still hold a lease."""
+
+
+async def preview(database: Database) -> Loss:
+    names = [name for name in await database.collections() if name != schema.COLLECTION]
+    documents = {name: await database.count(name, {}) for name in names}
+    holding = {"expired": False, "$expr": {"$gt": ["$expires_at", NOW]}}
+    alive = sorted(owner["_id"] for owner in await database.find("Owner", holding, projection=["_id"]))
+    return Loss(documents, await database.size_bytes(), tuple(alive))
+
+
+async def wipe(database: Database, *, force: bool = False) -> Loss:
+    """Delete everything, for good. Raises RefusedError while an incarnation holds a lease."""
+    loss = await preview(database)
+    if loss.alive and not force:
+        raise RefusedError(
+            f"{database.name} is in use by {', '.join(loss.alive)}.", hint="Take the run down, then wipe it."
+        )
+    await database.drop()
+    return loss
+
 
 BUILT_MODEL = "model"
 """The directory of a model that the run built, which exists only if the configuration asks for one."""
@@ -51,13 +82,11 @@ async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
     config = _in_force(state_dir, run_dir)
     directories = [run_dir / name for name in (*MADE, *_built(config)) if (run_dir / name).is_dir()]
     files = {directory.name: _size(directory) for directory in directories}
-    loss = database_wipe.Loss({}, 0, ())
+    loss = Loss({}, 0, ())
     async with _database(config, state_dir) as database:
         if database is not None:
             # All clients of an embedded server are units of the run, and the server was down.
-            loss = await (
-                database_wipe.wipe(database, force=config.has_mongo) if delete else database_wipe.preview(database)
-            )
+            loss = await (wipe(database, force=config.has_mongo) if delete else preview(database))
     if delete:
         for directory in directories:
             _empty(directory)

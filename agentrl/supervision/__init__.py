@@ -3,6 +3,12 @@
 It opens no socket or file, reads no clock and draws no random number. So every decision can be repeated in a test.
 Events carry the jitter; tokens are derived from a secret of the run.
 
+    supervisor        the one entry point, and the events of operators and hosts with their functions
+    unit_events       what an event about a unit does in each of its states
+    reconciliation    what a touched unit does next in each of its states, to come closer to desired state
+    unit_lifecycle    the acts of which these consist; above it unit_stops, gang_epochs and unit_ends
+    invariants        what holds after every event
+
     from → to                                   when
     pending → starting                          placed, its dependencies ready, no earlier incarnation alive
     starting → ready                            the unit reports it, its probe succeeds, or it has neither
@@ -25,7 +31,7 @@ memory. The first death in a window restarts at once, then after 0.5, 1, 2 … 6
 replaced leaves a ghost: its old incarnation is killed when its host comes back, and no new incarnation starts while a
 ghost is on a reachable host.
 
-A gang is placed as a whole (`gang_placement`). Each start of it is an epoch. One death ends the epoch, and so does
+A gang is placed as a whole (`gangs.place_gang`). Each start of it is an epoch. One death ends the epoch, and so does
 anything else that removes a rank or changes the number of ranks (`gangs.fault`). The next epoch starts when no process
 of the last one is left.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from agentrl.protocol.rows import UnitState as S
 from agentrl.supervision import gangs
 from agentrl.supervision.devices import HeldDevices
-from agentrl.supervision.gang_placement import Seat, place_gang
+from agentrl.supervision.gangs import Seat, place_gang
 from agentrl.supervision.scheduling import HostUse, place
 from agentrl.supervision.unit_slots import Slot, State
 from agentrl.supervision.up_plan import missing_dependencies

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import Life
 from agentrl.supervision import gang_epochs, unit_stops
-from agentrl.supervision.gang_placement import Seat
+from agentrl.supervision.gangs import Seat
 from agentrl.supervision.instructions import AllStopped, Publish, Report
 from agentrl.supervision.unit_lifecycle import Lifecycle
 from agentrl.supervision.unit_slots import Slot

@@ -13,7 +13,7 @@ from agentrl.protocol.messages import DeviceUse, SetPaused
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import Rank, incarnation_name
 from agentrl.supervision.devices import HeldDevices, share_of
-from agentrl.supervision.gang_placement import Seat
+from agentrl.supervision.gangs import Seat
 from agentrl.supervision.instructions import Died, Instruction, Persist, Publish, SendToUnit, Spawn, StartTimer
 from agentrl.supervision.pending_units import PendingUnits
 from agentrl.supervision.scheduling import HostUse

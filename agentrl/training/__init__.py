@@ -1,7 +1,7 @@
 """The trainer: from stored trajectories to gradients, checkpoints and published weights.
 
     trainer, trainer_state, waiting      the loop, its state, and what it waits for
-    resume, initial_model, warmup, demonstrations
+    resume, initial_model, warmup
                                          the beginning: from a checkpoint, or from a model and its warm-up
     reference_model                      the policy that training is compared with
     batch_selection, poison_trials       the next step, and groups that ended former trainers
@@ -15,13 +15,13 @@
                                          each kind of parallelism, as a change of a scorer
     collectives, spread_tensors          what ranks exchange in a pass; tensors of which each has a part
     ranks, rank_processes                the calls of ranks, and their processes
-    activation_checkpoints, memory_limits
+    activation_checkpoints
                                          what the backward pass computes again; smaller parts when memory is too small
     precision                            16 bits in a step, and the scale of the loss that float16 needs
     losses, corrections, optimizers, step_metrics, learner, learner_state
                                          from log-probs to new weights
     computation                          work on tensors beside the loop
-    outputs, publisher, weight_files, checkpoints, atomic_directories, disk_retention
+    outputs, weight_files, checkpoints, atomic_directories, disk_retention
                                          weights for engines and for the next life; what is removed again
     evaluator, step_reporting            results of versions and steps
     learning_watch                       evaluation and reward against their best

@@ -26,7 +26,7 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default,
 def apply(model: transformers.PreTrainedModel, how: Recompute) -> None:
     """Changes the layers in place. The names of parameters stay the same."""
     # transformers has a setting for this, but uses it only in training mode, with dropout.
-    for layer in layers_of(model) if how != "none" else ():
+    for layer in layers_of(model):
         if how == "full":
             _compute_again(layer)
             continue

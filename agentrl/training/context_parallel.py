@@ -25,8 +25,6 @@ from agentrl.training.tree_attention import Tree, padding, part_of
 
 
 def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
-    if mesh.size("context") == 1:
-        return
     inner: Any = scorer.forward
     group = mesh.group("context")
 

@@ -3,10 +3,16 @@
 It has the policy's architecture with one number in place of the logits and its own learning rate, and begins as a copy
 of the policy with all values 0.
 
+Advantages and returns of single tokens follow from its values and the rewards of the environment. Columns hold the
+trained tokens of all records, record after record, each in the order of time.
+
 Invariants:
 - a value belongs to a (record, token) pair and depends on the tokens before it alone, so packing changes nothing;
 - values and returns of a batch are those of the critic before the first optimizer step;
-- saved state is whole tensors by name, whatever the plan of parallelism is.
+- saved state is whole tensors by name, whatever the plan of parallelism is;
+- nothing passes from one record to another;
+- the value after the last token of a record is 0, because its episode is over, even if it ended at a limit;
+- the work grows with the logarithm of the longest record, not with a loop over its tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +29,30 @@ from agentrl.policies.loss_settings import CriticRule
 from agentrl.training.corrections import SumOverProcesses
 from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.optimizers import OptimizerSet
-from agentrl.training.returns import generalised_advantages
 from agentrl.training.scorers import Scorer
 from agentrl.training.spread_tensors import like
 from agentrl.training.step_parts import Facts
+
+
+def generalised_advantages(values: Tensor, rewards: Tensor, record: Tensor, rule: CriticRule) -> Tensor:
+    """GAE: the sum of later surprises, each weighed by (discount * trace) to the power of its distance in tokens."""
+    surprise = rewards + rule.discount * _later(values, record, 1) - values
+    # Each round doubles the distance that is summed over.
+    distance, share = 1, rule.discount * rule.trace
+    longest = int(torch.bincount(record).max()) if len(record) else 0
+    while distance < longest:
+        surprise = surprise + share * _later(surprise, record, distance)
+        distance, share = 2 * distance, share * share
+    return surprise
+
+
+def _later(values: Tensor, record: Tensor, distance: int) -> Tensor:
+    """The value of the token that comes `distance` later in the same record; 0 if there is none."""
+    found = torch.zeros_like(values)
+    same = record[distance:] == record[:-distance]
+    found[:-distance] = torch.where(same, values[distance:], 0.0)
+    return found
+
 
 _WEIGHTS = "weights/"
 _OPTIMIZER = "optimizer/"

@@ -22,8 +22,6 @@ from agentrl.training.tensor_parallel import computed, divide_experts
 
 
 def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
-    if mesh.size("expert") == 1:
-        return
     for module in experts_of(scorer):
         divide_experts(module, mesh.along("expert"))
         module.forward = _exchanging(module, mesh.group("expert"))

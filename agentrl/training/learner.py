@@ -26,15 +26,14 @@ import transformers
 from torch import Tensor
 
 from agentrl.policies.loss_settings import CriticRule
-from agentrl.training import learner_state, lora, losses, memory_limits, parallel, precision, step_metrics
+from agentrl.training import learner_state, lora, losses, parallel, precision, step_metrics, step_parts
 from agentrl.training.batch import Batch, Trajectory, split_by_groups
-from agentrl.training.column_passes import ColumnPasses
 from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
-from agentrl.training.forward_passes import ForwardPasses
+from agentrl.training.forward_passes import ColumnPasses, ForwardPasses
 from agentrl.training.learner_images import LearnerImages
 from agentrl.training.learner_settings import Gathered, LearnerSettings, StepResult
+from agentrl.training.learner_state import Twin
 from agentrl.training.micro_batch import MicroBatch
-from agentrl.training.model_twin import Twin
 from agentrl.training.optimizers import OptimizerSet, optimizers_for
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer, Scored
@@ -360,11 +359,11 @@ class Learner:
         try:
             return measured, self._gradient(part, objective, measured)
         except (RuntimeError, MemoryError) as error:
-            too_much = memory_limits.largest(part.micros)
+            too_much = step_parts.largest(part.micros)
             whole = all(len(rows_of) == 1 for rows_of in part.micros)
             # Other ranks wait in the middle of a pass for results that this one cannot compute, so all of them must
             # start again.
-            if not memory_limits.is_out_of_memory(error) or whole or self._parallelism.ranks > 1:
+            if not step_parts.is_out_of_memory(error) or whole or self._parallelism.ranks > 1:
                 raise
         # After the handler, because the error keeps the tensors of the failed attempt alive.
         self._zero_grad()

@@ -32,11 +32,11 @@ from agentrl.training import (
 from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DumpedBatch
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
-from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner
 from agentrl.training.lora import check_start
 from agentrl.training.parallel import lead_first
 from agentrl.training.resume import CHECKPOINTS, settings_of
+from agentrl.training.warmup import tokenized
 
 SUPERVISED = "supervised"
 """The default output of a job on demonstrations, within the run's directory."""

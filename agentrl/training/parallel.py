@@ -1,8 +1,8 @@
 """The plan of parallelism: how a model is spread over ranks, and how ranks share a batch.
 
-`apply` reads top to bottom: each kind is a function that changes the model in place, and leaves it alone if the plan
-does not have that kind. accelerate owns processes, device and precision. The mesh is made here, with all of its
-dimensions, because accelerate knows FSDP2 on GPUs only, and no pipelines or experts.
+`Parallelism.apply` is the whole plan, top to bottom: each kind is a function that changes the model in place.
+Accelerate owns processes, device and precision. The mesh is made here, with all of its dimensions, because accelerate
+knows FSDP2 on GPUs only, and no pipelines or experts.
 
 Invariants:
 - loss and gradient are those of one process, up to the order of sums;
@@ -131,13 +131,21 @@ class Parallelism:
         compiled = self._plan.compiled and self._device.type == "cuda"
         # The compiler itself recomputes cheap results.
         recompute = "none" if compiled and self._plan.recompute == "selective" else self._plan.recompute
-        tensor_parallel.apply(scorer, self._mesh)
-        expert_parallel.apply(scorer, self._mesh)
-        pipeline.apply(scorer, self._mesh)
-        context_parallel.apply(scorer, self._mesh)
-        activation_checkpoints.apply(scorer.model, recompute)
-        _compile(scorer, wanted=compiled)
-        sharding.apply(scorer, self._mesh, self._plan.keeping, self._device)
+        mesh = self._mesh
+        if mesh.size("tensor") > 1:  # Each rank has some columns or rows of every matrix.
+            tensor_parallel.apply(scorer, mesh)
+        if mesh.size("expert") > 1:  # Each rank has some experts of every layer.
+            expert_parallel.apply(scorer, mesh)
+        if mesh.size("pipeline") > 1:  # Each rank has some layers.
+            pipeline.apply(scorer, mesh)
+        if mesh.size("context") > 1:  # Each rank has some tokens of every row. It wraps what the ranks above compute.
+            context_parallel.apply(scorer, mesh)
+        if recompute != "none":
+            activation_checkpoints.apply(scorer.model, recompute)
+        if compiled:
+            compile_layers(scorer.model)
+        # Last, because it divides the weights that all of these left on this rank, and moves them to their device.
+        sharding.apply(scorer, mesh, self._plan.keeping, self._device)
         return scorer
 
     def together(self, micros: Sequence[list[Row]]) -> Iterable[Sequence[list[Row]]]:
@@ -212,11 +220,6 @@ class Parallelism:
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole tensors on the rank that leads; the others get none."""
         return spread_tensors.whole(tensors, self._mesh, leads=self.leads)
-
-
-def _compile(scorer: Scorer[Any], *, wanted: bool) -> None:
-    if wanted:
-        compile_layers(scorer.model)
 
 
 def _idle_row() -> Row:

@@ -28,8 +28,6 @@ AT_ONCE = 2
 
 
 def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
-    if mesh.size("pipeline") == 1:
-        return
     link = _Link(mesh.group("pipeline"))
     untyped: Any = scorer.model
     embedding, head, norm = untyped.get_input_embeddings(), untyped.get_output_embeddings(), untyped.get_decoder().norm

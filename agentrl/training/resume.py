@@ -30,7 +30,6 @@ from agentrl.store.weight_documents import Checkpoint, Lineage
 from agentrl.training import checkpoints, disk_retention, initial_model, recorded_episodes
 from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
-from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner
 from agentrl.training.learner_settings import LearnerSettings
 from agentrl.training.lora import Adapters, check_start
@@ -38,7 +37,7 @@ from agentrl.training.mesh import Sizes
 from agentrl.training.optimizers import AdamW
 from agentrl.training.ranks import Loader, load_alone
 from agentrl.training.sharding import Keeping
-from agentrl.training.warmup import warm_up
+from agentrl.training.warmup import tokenized, warm_up
 
 log = logging.getLogger("trainer")
 CHECKPOINTS = "checkpoints"

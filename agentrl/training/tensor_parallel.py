@@ -32,8 +32,6 @@ COLUMNS, ROWS, PARTIAL, EXPERTS = "colwise", "rowwise", "replicated_with_grad_al
 
 
 def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
-    if mesh.size("tensor") == 1:
-        return
     ranks, group = mesh.along("tensor"), mesh.group("tensor")
     model: Any = scorer.model
     decoder = model.get_decoder()

@@ -55,10 +55,9 @@ from agentrl.store.demonstrations import read_demonstrations
 from agentrl.tokens.spans import ROOT
 from agentrl.training import initial_model
 from agentrl.training.batch import Batch, Segment, Trajectory
-from agentrl.training.demonstrations import trajectory_of
 from agentrl.training.learner import Learner
 from agentrl.training.resume import settings_of
-from agentrl.training.warmup import warm_up
+from agentrl.training.warmup import trajectory_of, warm_up
 from assets import shop_dataset
 from tests.engines import unverified
 

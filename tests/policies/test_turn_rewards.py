@@ -7,9 +7,8 @@ import random
 import pytest
 
 from agentrl.policies.advantages import Estimator, advantage_of, baseline_of
-from agentrl.policies.group_closing import GroupRule, Member, close
+from agentrl.policies.group_closing import GroupRule, Member, Played, advantages_by_turn, close
 from agentrl.policies.outcomes import OutcomeClass
-from agentrl.policies.turn_rewards import Played, advantages_by_turn
 
 RESULT, LIMIT = OutcomeClass.POLICY, OutcomeClass.LIMIT
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.formatting.repeated_lines import pattern_of
-from agentrl.queries.error_clusters import cluster
+from agentrl.queries.tool_error_kinds import cluster
 
 
 def messages(*told: str) -> list[str]:

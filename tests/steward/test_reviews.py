@@ -32,7 +32,7 @@ from agentrl.store.database import Database
 from agentrl.store.document_ids import call_id
 from agentrl.store.documents import DispatchedSamplingTask, to_bson
 from agentrl.tokens.binary_format import pack_floats, pack_ids
-from agentrl.training.demonstrations import trajectory_of
+from agentrl.training.warmup import trajectory_of
 from tests.steward.test_queries import asked, desk
 from tests.store import flow
 

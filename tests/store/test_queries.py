@@ -24,7 +24,6 @@ from agentrl.store import (
     checkpoints,
     claims,
     database,
-    database_wipe,
     evaluations,
     indexes,
     lineages,
@@ -32,6 +31,7 @@ from agentrl.store import (
     owners,
     publications,
     rescoring,
+    run_wipe,
     service_registry,
     steps,
     tasks,
@@ -454,9 +454,9 @@ async def test_a_wipe_shows_what_is_lost_and_is_refused_while_a_process_writes(m
         owner = owners.Lease(other, "sampler-0.1", unit="sampler-0", role="sampler")
         await owner.open()
         with pytest.raises(RefusedError, match=r"in use by sampler-0\.1"):
-            await database_wipe.wipe(other)
+            await run_wipe.wipe(other)
         await owner.close()
-        loss = await database_wipe.wipe(other)
+        loss = await run_wipe.wipe(other)
         assert loss.documents == {"Owner": 1, "Task": 2}
         assert loss.bytes > 0
         assert await other.collections() == []

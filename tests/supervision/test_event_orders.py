@@ -104,7 +104,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.world.handle(events.Scaled(group=group, count=count, by=self.by()))
 
     @precondition(lambda self: self.units())
-    @rule(data=st.data(), now=st.booleans(), act=st.sampled_from(("stop", "restart", "drain", "cancel", "vouch")))
+    @rule(data=st.data(), now=st.booleans(), act=st.sampled_from(("stop", "restart", "drain", "cancel", "confirm")))
     def order(self, data: st.DataObject, now: bool, act: str) -> None:
         unit = data.draw(st.sampled_from(self.units()))
         match act:
@@ -116,7 +116,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.world.handle(events.DrainCancelled(unit=unit, by=self.by()))
             case "restart":
                 self.world.handle(events.RestartWanted(units=(unit,), by=self.by(), at_once=now))
-            case "vouch":
+            case "confirm":
                 slot = self.world.slot(unit)
                 # An operator confirms a death only if the process is dead.
                 process = self.world.hosts[slot.host].ledger.get((unit, slot.incarnation)) if slot.host else None

@@ -9,7 +9,7 @@ from agentrl.protocol.messages import RANKS_SINCE, Device, ExitStatus, HostFacts
 from agentrl.protocol.specs import Resources
 from agentrl.supervision import events
 from agentrl.supervision.devices import HeldDevices
-from agentrl.supervision.gang_placement import place_gang
+from agentrl.supervision.gangs import place_gang
 from agentrl.supervision.unit_slots import HostState
 from tests.supervision.world import World, spec
 

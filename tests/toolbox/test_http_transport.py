@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from agentrl.toolbox.http_transport import transport_for
+from agentrl.toolbox.http_peer import transport_for
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Who: me\r\n\r\nok"
 

@@ -17,11 +17,10 @@ from agentrl.policies.loss_settings import CriticRule, PolicyLoss
 from agentrl.training import checkpoints
 from agentrl.training.batch import Batch, Trajectory
 from agentrl.training.checkpoints import Progress
-from agentrl.training.critic import targets_of, value_loss
+from agentrl.training.critic import generalised_advantages, targets_of, value_loss
 from agentrl.training.learner import Learner
 from agentrl.training.learner_settings import LearnerSettings
 from agentrl.training.lora import Adapters
-from agentrl.training.returns import generalised_advantages
 from tests.training.conftest import make_learner
 from tests.training.test_losses import finite_difference, gradient
 from tests.training.trees import batch_of, fork, group

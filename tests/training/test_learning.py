@@ -18,8 +18,7 @@ from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.store.demonstrations import read_demonstrations
 from agentrl.training.batch import Segment, Trajectory
 from agentrl.training.canary_probes import canary_of, cut, probe_set
-from agentrl.training.demonstrations import trajectory_of
-from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, warm_up
+from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, trajectory_of, warm_up
 from tests.engines import unverified
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group

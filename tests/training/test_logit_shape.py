@@ -10,9 +10,8 @@ import torch
 import transformers
 
 from agentrl.training import pair_scores as module
-from agentrl.training.logit_shape import PLAIN, LogitShape, shape_of
 from agentrl.training.model_check import LINEAR_MODELS, TREE_MODELS
-from agentrl.training.pair_scores import pair_scores
+from agentrl.training.pair_scores import PLAIN, LogitShape, pair_scores, shape_of
 from tests.training.families import SIZES
 from tests.training.test_architectures import learner_of
 from tests.training.test_pair_scores import WORDS, given

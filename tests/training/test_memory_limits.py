@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentrl.policies.loss_settings import Masks, PolicyLoss
-from agentrl.training import memory_limits
+from agentrl.training import step_parts
 from agentrl.training.batch import Batch
 from agentrl.training.learner import Learner
 from agentrl.training.micro_batch import MicroBatch
@@ -98,5 +98,5 @@ def test_other_errors_are_not_retried(tiny: Path, batch: Batch) -> None:
 def test_the_error_of_the_allocator_for_processors_is_known() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert memory_limits.is_out_of_memory(caught.value)
-    assert not memory_limits.is_out_of_memory(RuntimeError("shapes do not fit"))
+    assert step_parts.is_out_of_memory(caught.value)
+    assert not step_parts.is_out_of_memory(RuntimeError("shapes do not fit"))

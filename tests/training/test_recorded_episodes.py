@@ -17,8 +17,8 @@ from agentrl.store.database import Database
 from agentrl.store.demonstrations import read_demonstrations
 from agentrl.training import offline
 from agentrl.training.checkpoints import WEIGHTS_FILE
-from agentrl.training.demonstrations import tokenized
 from agentrl.training.packing import rows
+from agentrl.training.warmup import tokenized
 from tests.training.rollouts import closed_groups
 from tests.training.test_learning import CONVERSATION
 from tests.training.test_offline import Reports, same_files

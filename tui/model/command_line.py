@@ -214,7 +214,7 @@ class _Targets:
             case control_commands.Stop():
                 return pending_commands.stop(self._unit(args.unit, args.incarnation), now=args.now)
             case control_commands.ForceStopped():
-                return pending_commands.vouch(self._unit(args.unit, args.incarnation))
+                return pending_commands.confirm_dead(self._unit(args.unit, args.incarnation))
             case control_commands.Pause(target=target) | control_commands.Resume(target=target):
                 if target != "run" and not self._mirror.group(target):
                     self._unit(target, 0)

@@ -78,7 +78,7 @@ def stop(row: UnitRow, *, now: bool = False) -> PendingCommand:
     return PendingCommand(control_commands.Stop(row.unit, row.incarnation, now), row)
 
 
-def vouch(row: UnitRow) -> PendingCommand:
+def confirm_dead(row: UnitRow) -> PendingCommand:
     return PendingCommand(control_commands.ForceStopped(row.unit, row.incarnation), row)
 
 

@@ -37,10 +37,10 @@ class UnitVerbs(View):
         if (row := self.selected()) is not None:
             self.perform(command(row))
 
-    def do_unit_vouch(self) -> None:
+    def do_unit_confirm(self) -> None:
         if (row := self.selected()) is not None:
             if row.state is UnitState.LOST:
-                self.perform(pending_commands.vouch(row))
+                self.perform(pending_commands.confirm_dead(row))
             else:
                 self.actions.say(f"{row.unit} is {row.state.value}, not lost: there is no death to confirm.")
 

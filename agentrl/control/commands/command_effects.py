@@ -19,10 +19,9 @@ from agentrl.protocol import control_commands, rows
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.specs import Role, split_unit
 from agentrl.supervision.gangs import members_with
-from agentrl.supervision.placement_forecast import forecast
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.unit_slots import WITH_PROCESS, GroupState, Slot, State
-from agentrl.supervision.up_plan import Plan, new_units
+from agentrl.supervision.up_plan import Plan, forecast, new_units
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000

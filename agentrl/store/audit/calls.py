@@ -8,9 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
+from agentrl.policies.status_tables import CallStatus, RecordStatus, ReplayStatus, ToolCallStatus
 from agentrl.store.audit.problems import Problem, beside, found, the_one
 from agentrl.store.database import Database, Plain
+from agentrl.store.replays import IN_HAND, MOST_ATTEMPTS
+
+_JUDGED = [ReplayStatus.JUDGED, ReplayStatus.KEPT, ReplayStatus.EXCLUDED, ReplayStatus.FORKED]
+
+
+async def replays_that_disagree(database: Database) -> Problem | None:
+    odd: list[Plain] = [
+        {"status": {"$in": _JUDGED}, "verdict": ""},
+        {"status": {"$nin": _JUDGED}, "verdict": {"$ne": ""}},
+        {"status": {"$in": IN_HAND}, "owner": ""},
+        {"status": ReplayStatus.QUEUED, "$or": [{"owner": {"$ne": ""}}, {"sent.0": {"$exists": True}}]},
+        {"attempt": {"$gt": MOST_ATTEMPTS}},
+        {"$expr": {"$gt": [{"$size": "$runs"}, "$times"]}},
+    ]
+    return await found(database, "Replay", [{"$match": {"$or": odd}}], "replays whose fields contradict their status")
+
 
 _ENDED = [RecordStatus.FINISHED, RecordStatus.SCORED]
 _BYTES_EACH = 4
