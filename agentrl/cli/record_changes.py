@@ -21,7 +21,6 @@ MadeBy = Annotated[
     str,
     typer.Option("--made-by", metavar="UNIT", help="Only those of this sampler or engine.", show_default=False),
 ]
-CANARY = "canary"
 CANARY_HELP = "; `canary`: only those that this engine generated since its last passed canary."
 Since = Annotated[
     str,
@@ -66,8 +65,7 @@ async def exclude(
     """
     from agentrl.protocol.data_changes import ExcludeRecords
 
-    chosen = found_by(filter, made_by, since)
-    return await change(cli, "exclude_records", ExcludeRecords, ids=records, note=note, **chosen)
+    return await change(cli, "exclude_records", ExcludeRecords, records, filter, since, made_by=made_by, note=note)
 
 
 async def requeue(
@@ -84,8 +82,7 @@ async def requeue(
     """
     from agentrl.protocol.data_changes import RequeueRecords
 
-    chosen = found_by(filter, made_by, since)
-    return await change(cli, "requeue_records", RequeueRecords, ids=records, note=note, **chosen)
+    return await change(cli, "requeue_records", RequeueRecords, records, filter, since, made_by=made_by, note=note)
 
 
 async def cancel(
@@ -102,8 +99,7 @@ async def cancel(
     """
     from agentrl.protocol.data_changes import CancelRecords
 
-    chosen = found_by(filter, made_by, since, "started_at")
-    return await change(cli, "cancel_records", CancelRecords, ids=records, note=note, **chosen)
+    return await change(cli, "cancel_records", CancelRecords, records, filter, since, made_by=made_by, note=note)
 
 
 async def rescore(
@@ -124,29 +120,22 @@ async def rescore(
     """
     from agentrl.protocol.data_changes import RescoreRecords
 
-    chosen = found_by(filter, made_by, since)
-    return await change(cli, "rescore_records", RescoreRecords, ids=records, note=note, scorer=scorer, **chosen)
+    return await change(
+        cli, "rescore_records", RescoreRecords, records, filter, since, made_by=made_by, note=note, scorer=scorer
+    )
 
 
-async def change(cli: Cli, command: str, kind: type[ChooseRecords], *, ids: list[str] | None, **args: Any) -> ExitCode:
-    """Execute a command on the chosen records."""
+async def change(
+    cli: Cli, command: str, kind: type[ChooseRecords], ids: list[str] | None, filter: str, since: str, **args: Any
+) -> ExitCode:
+    """Execute a command on the records that are named, or that the filter and the age find."""
     from agentrl.cli.execute import act
+    from agentrl.protocol import words
 
-    wanted = kind(ids=tuple(ids or ()), **args)
-    if problem := wanted.problem():
+    selection: words.Values = {"filter": filter}
+    if since:
+        words.Since().read(since, selection, "since_canary", kind)
+    arguments = kind(ids=tuple(ids or ()), **selection, **args)
+    if problem := arguments.problem():
         raise UsageError(problem)
-    return await act(cli, command, wanted)
-
-
-def found_by(filter: str, made_by: str, since: str, field: str = "finished_at") -> dict[str, Any]:
-    """The arguments that find records, for a command that changes them."""
-    if since == CANARY:
-        return {"filter": filter, "made_by": made_by, "since_canary": True}
-    return {"filter": since_too(filter, since, field), "made_by": made_by}
-
-
-def since_too(filter: str, since: str, field: str = "finished_at") -> str:
-    """The filter, with the condition on the time."""
-    if not since:
-        return filter
-    return f"({filter}) and {field}>-{since}" if filter else f"{field}>-{since}"
+    return await act(cli, command, arguments)

@@ -9,7 +9,7 @@ import typer
 from agentrl.cli import list_pages
 from agentrl.cli.list_pages import Row
 from agentrl.cli.options import Cli, add_command, group
-from agentrl.cli.record_changes import Ids, MadeBy, Note, Since, change, found_by
+from agentrl.cli.record_changes import Ids, MadeBy, Note, Since, change
 from agentrl.errors import ExitCode, UsageError
 
 VERDICTS = ("good", "bad", "golden", "none")
@@ -53,8 +53,9 @@ async def mark(
 
     if verdict not in VERDICTS:
         raise UsageError(f"There is no verdict {verdict!r}.", hint=f"Verdicts are: {', '.join(VERDICTS)}.")
-    chosen = found_by(filter, made_by, since)
-    return await change(cli, "review_records", ReviewRecords, ids=records, note=note, verdict=verdict, **chosen)
+    return await change(
+        cli, "review_records", ReviewRecords, records, filter, since, made_by=made_by, note=note, verdict=verdict
+    )
 
 
 def _why(row: Row) -> str:

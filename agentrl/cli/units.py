@@ -35,19 +35,11 @@ async def scale(
     """Change how many units a group has. Fewer are drained, not killed."""
     from agentrl.cli.execute import act
     from agentrl.protocol.control_commands import Scale
+    from agentrl.protocol.words import Count, Values
 
-    to, by = parse_count(count)
-    return await act(cli, "scale", Scale(group=role, to=to, by=by, seen=seen))
-
-
-def parse_count(text: str) -> tuple[int | None, int | None]:
-    """`5` -> (5, None); `+1` and `-1` -> (None, 1) and (None, -1)."""
-    body = text[1:] if text[:1] in ("+", "-") else text
-    if not (body.isascii() and body.isdecimal() and len(body) <= 9):
-        raise UsageError(
-            f"{text!r} is not a number of units.", hint="Write 4 for four of them, +1 or -1 for one more or fewer."
-        )
-    return (None, int(text)) if body != text else (int(text), None)
+    number: Values = {}
+    Count().read(count, number, "to", Scale)
+    return await act(cli, "scale", Scale(group=role, seen=seen, **number))
 
 
 async def drain(

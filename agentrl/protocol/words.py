@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -174,10 +175,13 @@ class ServerOrSandbox(Form):
         values["sandbox" if "/" in text else "server"] = text
 
     def write(self, args: Any, field: str) -> str | None:
-        return args.server or args.sandbox
+        name: str = args.server or args.sandbox
+        return name
 
 
 CANARY = "canary"
+_AGE = re.compile(r"\d+(\.\d+)?[smhdw]", re.ASCII)
+"""An age in the language of filters."""
 
 
 class Since(Form):
@@ -187,7 +191,10 @@ class Since(Form):
         if text == CANARY:
             values["since_canary"] = True
             return
-        seconds(text)
+        if not _AGE.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is neither an age nor `{CANARY}`.", hint=f"Write 90s, 15m, 2h, 1d, 1w or {CANARY}."
+            )
         condition = f"{args.time_of_since}>-{text}"  # type: ignore[attr-defined]
         values["filter"] = f"({values['filter']}) and {condition}" if values.get("filter") else condition
 

@@ -21,28 +21,16 @@ import pytest
 
 from agentrl.cli import up_wait
 from agentrl.cli.options import Cli
-from agentrl.cli.units import parse_count
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.formatting.row_text import knob_range
-from agentrl.protocol import control_commands, rows
+from agentrl.protocol import control_commands, grammar, rows
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.words import seconds
 from tests.cli.conftest import PROGRAM, CommandResult, Shell
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.waiting import PATIENCE_S, eventually
-
-
-@pytest.mark.parametrize(("typed", "to", "by"), [("0", 0, None), ("12", 12, None), ("+1", None, 1), ("-3", None, -3)])
-def test_counts(typed: str, to: int | None, by: int | None) -> None:
-    assert parse_count(typed) == (to, by)
-
-
-@pytest.mark.parametrize("typed", ["", "+", "-", "1.5", "one", "1_0", "٣", "--yes", "99999999999"])
-def test_invalid_counts_are_refused(typed: str) -> None:
-    with pytest.raises(UsageError):
-        parse_count(typed)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86400)])
@@ -287,6 +275,30 @@ def test_unit_is_sent_with_its_current_incarnation(shell: Shell, coordinator: Sc
     ]
     assert coordinator.sent("force_stopped") == [control_commands.ForceStopped("web-0", 7)]
     assert not coordinator.sent("stop")
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("records exclude --made-by engine-0.4 --since canary --note bad", "exclude_records"),
+        ("records cancel --filter a=b --since 1w", "cancel_records"),
+        ("records rescore --since 2h --scorer exact", "rescore_records"),
+        ("review mark bad --made-by engine-0 --filter status=scored", "review_records"),
+        ("tools release r-1 --toolbox toolbox-0.4", "release_session"),
+        ("scale web +2 --seen 3", "scale"),
+    ],
+)
+def test_shell_sends_what_the_grammar_reads(shell: Shell, coordinator: Scripted, line: str, command: str) -> None:
+    shell(*line.split(), "--yes")
+    read = grammar.parse(line.split())
+    assert read.spec.name == command
+    assert coordinator.sent(command) == [read.args]
+
+
+def test_age_that_is_none_is_refused_before_anything_is_sent(shell: Shell, coordinator: Scripted) -> None:
+    refused = shell("records", "exclude", "--since", "never", expect=ExitCode.USAGE)
+    assert "'never' is neither an age nor `canary`." in refused.err
+    assert not coordinator.received
 
 
 def test_drain_needs_a_unit_or_a_host(shell: Shell, coordinator: Scripted) -> None:

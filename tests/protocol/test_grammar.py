@@ -113,7 +113,7 @@ def test_every_command_has_words_or_is_sent_by_programs_only() -> None:
             "cancel_records",
             data_changes.CancelRecords(filter="(a=b) and started_at>-2h"),
         ),
-        ("records rescore --since 2h", "rescore_records", data_changes.RescoreRecords(filter="finished_at>-2h")),
+        ("records rescore --since 1w", "rescore_records", data_changes.RescoreRecords(filter="finished_at>-1w")),
         ("tools restart toolbox-0.1/shop-7", "restart_tool", tool_commands.RestartTool(sandbox="toolbox-0.1/shop-7")),
         (
             "tools exec toolbox-0.1/shop-7 --within 5 -- ls -l --note",
@@ -147,7 +147,7 @@ def test_typed_line_is_the_command_that_a_shell_sends(line: str, command: str, a
         ("stop web-0 --now=yes", "--now takes no value.", "Write `stop"),
         ("records exclude", "Name records, or find them by --filter or --made-by.", "Write `records exclude"),
         ("records exclude r-1 --filter a=b", "Name records, or find them by --filter and --made-by.", "Write `"),
-        ("records exclude --filter a=b --since never", "'never' is not a duration.", "Write 90s"),
+        ("records exclude --filter a=b --since never", "'never' is neither an age nor `canary`.", "Write 90s"),
         ("review mark fine r-1", "VERDICT: 'fine' is not one of good, bad, golden, none.", "Write `review mark"),
         ("replay c --edit []", "--edit: '[]' is not a JSON object.", "Write `replay"),
         ("rollback --to best", "`rollback` needs --reason TEXT.", "Write `rollback"),
@@ -178,3 +178,14 @@ def test_options_of_a_shell_are_kept_apart() -> None:
     )
     with pytest.raises(UsageError, match="`status` has no option --yes"):
         grammar.parse(["status", "--yes"])
+
+
+@pytest.mark.parametrize(("typed", "to", "by"), [("0", 0, None), ("12", 12, None), ("+1", None, 1), ("-3", None, -3)])
+def test_count_of_units_is_a_number_or_a_difference(typed: str, to: int | None, by: int | None) -> None:
+    assert grammar.parse(["scale", "web", typed]).args == control_commands.Scale("web", to=to, by=by)
+
+
+@pytest.mark.parametrize("typed", ["", "+", "-", "1.5", "one", "1_0", "٣", "99999999999"])
+def test_invalid_count_of_units_is_refused(typed: str) -> None:
+    with pytest.raises(UsageError, match="is not a number of units"):
+        grammar.parse(["scale", "web", typed])
