@@ -70,6 +70,7 @@ def test_each_test_counts_and_the_end_says_what_failed(tmp_path: Path, write: Wr
         assert text in screen
     assert "test_dead.py::test_that_dies (run)" in screen
     assert "ended with -9" in screen
+    assert screen.count("no such device") == 1, "the file is collected again behind the process that died"
     assert any("no such part" in line for line in lines)
     assert any(line.endswith("room/test_bad.py") for line in lines), "the table of costs"
 
@@ -105,6 +106,14 @@ def test_what_tests_leave_behind_is_ended_and_counted(tmp_path: Path, write: Wri
     assert (code, lines[-1]) == (0, "1 passed, 0 failed, 0 skipped")
     assert int((tmp_path / "pid").read_text()) not in procfs.all_pids()
     assert any(line.startswith("== processes that tests left behind") for line in lines)
+
+
+def test_files_behind_a_process_that_ended_run_in_another(tmp_path: Path, write: Write) -> None:
+    write("test_1_dead.py", "def test_that_dies(): os.kill(os.getpid(), signal.SIGKILL)")
+    write("test_2_dead.py", "os.kill(os.getpid(), signal.SIGKILL)\ndef test_never_collected(): pass")
+    write("test_3_good.py", "def test_good(): pass")
+    code, lines = end(start(tmp_path))
+    assert (code, lines[-1]) == (1, "1 passed, 2 failed, 0 skipped")
 
 
 def test_an_interrupt_ends_the_lanes_and_is_no_success(tmp_path: Path, write: Write) -> None:

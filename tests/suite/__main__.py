@@ -35,7 +35,7 @@ from tests.suite.schedule import Batch  # noqa: E402
 from tests.suite.second_look import second_look  # noqa: E402
 
 PYTEST = (
-    *("--hypothesis-profile=ci", "-m", "not long", "-q", "--tb=short"),
+    *("--hypothesis-profile=ci", "-m", "not long", "-q", "--tb=short", "--continue-on-collection-errors"),
     # The plugins are imported before pytest starts; they need no rewritten assertions.
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
@@ -76,7 +76,9 @@ class Suite:
                 for key, _ in selector.select(timeout=0.5):
                     if not self._read(running[key.fd]):
                         selector.unregister(key.fd)
-                        del running[key.fd]
+                        ended = running.pop(key.fd)
+                        if not self.ended_early:
+                            waiting[:0] = schedule.parts_of(ended.batch, self._results.to_run_again(ended))
                 if self.interrupted:
                     self.interrupted = False
                     waiting.clear()

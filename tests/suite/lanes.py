@@ -38,6 +38,8 @@ PACKAGES = ("agentrl.client", "agentrl.config", "agentrl.protocol", "agentrl.sto
 LIBRARIES = ("hypothesis", "httpx", "mcp", "motor.motor_asyncio", "starlette.applications", "textual.app", "yaml")
 HEAVY = ("torch", "transformers", "transformers.modeling_utils")
 PLUGINS = ("pytest_asyncio", "pytest_timeout", "_hypothesis_pytestplugin", "anyio.pytest_plugin")
+ENDED_IN_ORDER = (0, 1, 5)
+"""Exit codes of pytest: all passed, some failed, no test selected."""
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,6 +71,7 @@ class Lane:
     """The test that runs."""
     tests: int = 0
     """How many it has; before they are collected, how many it is expected to have."""
+    collected: bool = False
     unread: bytes = b""
     results: dict[str, str] = field(default_factory=dict)
     """The outcome of each test so far."""
@@ -78,6 +81,10 @@ class Lane:
     cpu_s: float = 0.0
     left: int = 0
     """Processes that its tests left behind."""
+
+    @property
+    def ended_in_order(self) -> bool:
+        return not self.now and self.code in ENDED_IN_ORDER
 
     def messages(self) -> list[dict[str, Any]] | None:
         """What has arrived; None after the end of the lane."""

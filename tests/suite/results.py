@@ -1,7 +1,9 @@
 """What the lanes have reported so far: counts, failures, skipped tests, costs.
 
-A process that ends in the middle of a test is a failure of this test, and one that ends with an unexpected exit code a
-failure of its first file.
+Invariants:
+- A process that ends in the middle of a test is a failure of this test; the files behind it run in another process.
+- One that ends out of order between tests is a failure of its first file; if it ended before its tests were collected,
+  each of its files runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ from typing import Any
 from tests.suite.lanes import Lane
 from tests.suite.schedule import Cost
 
-ENDED_IN_ORDER = (0, 1, 5)
-"""Exit codes of pytest: all passed, some failed, no test selected."""
 OUTPUT_LINES = 25
 
 
@@ -56,7 +56,7 @@ class Results:
         """Add one message of a lane. Returns the failure that it reports, if any."""
         kind, test = message.pop("kind"), message.get("test", "")
         if kind == "collected":
-            lane.tests = message["tests"]
+            lane.tests, lane.collected = message["tests"], True
         elif kind == "begun":
             lane.now = test
         elif kind == "failed":
@@ -86,13 +86,26 @@ class Results:
         if lane.left:
             self.left_behind[lane.batch.name] += lane.left
         self._share(lane, wall_s)
-        if lane.now or lane.code not in ENDED_IN_ORDER:
-            reason = f"The process of these tests ended with {lane.code} before its tests had ended."
-            lines = lane.output.read_text(errors="replace").splitlines()[-OUTPUT_LINES:]
-            return self._fail(Failure(lane.now or lane.batch.files[0], "run", reason, {"output": lines}))
-        return None
+        if lane.ended_in_order or self.to_run_again(lane) == [(file,) for file in lane.batch.files]:
+            return None
+        reason = f"The process of these tests ended with {lane.code} before its tests had ended."
+        lines = lane.output.read_text(errors="replace").splitlines()[-OUTPUT_LINES:]
+        return self._fail(Failure(lane.now or lane.batch.files[0], "run", reason, {"output": lines}))
 
-    def _fail(self, failure: Failure) -> Failure:
+    def to_run_again(self, lane: Lane) -> list[tuple[str, ...]]:
+        """The files that a lane which ended out of order has not run, by the process that they are to run in."""
+        files = lane.batch.files
+        if lane.ended_in_order:
+            return []
+        if lane.now:
+            rest = files[files.index(lane.now.partition("::")[0]) + 1 :]
+            return [rest] if rest else []
+        return [(file,) for file in files] if not lane.collected and len(files) > 1 else []
+
+    def _fail(self, failure: Failure) -> Failure | None:
+        """Add a failure; None if it was reported before, because a second process has collected its file again."""
+        if any((failure.test, failure.when) == (other.test, other.when) for other in self.failures):
+            return None
         self.failures.append(failure)
         return failure
 

@@ -102,6 +102,12 @@ def batches(files: Sequence[str], recorded_costs: Mapping[str, Cost], root: Path
     return sorted(whole, key=lambda batch: -batch.wall_s)
 
 
+def parts_of(batch: Batch, groups: Sequence[tuple[str, ...]]) -> list[Batch]:
+    """Some files of a batch, with their share of its length."""
+    shares = ((group, len(group) / len(batch.files)) for group in groups)
+    return [Batch(group, batch.wall_s * share, round(batch.tests * share)) for group, share in shares]
+
+
 def _groups(room: str, files: list[str], costs: Mapping[str, Cost]) -> list[list[str]]:
     if room in TOGETHER:
         return [files]
