@@ -123,7 +123,7 @@ def in_order(calls: Iterable[EarlierCall]) -> list[EarlierCall]:
     last: dict[tuple[int, int], EarlierCall] = {}
     for call in sorted(calls, key=lambda one: (one.turn, one.number)):
         last[_place(call)] = call
-    return list(last.values())
+    return [last[place] for place in sorted(last)]
 
 
 def _place(call: EarlierCall) -> tuple[int, int]:

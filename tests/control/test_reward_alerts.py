@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from agentrl.config.reward_watch import RewardWatch
 from agentrl.control.alerts import reward_rules
 from agentrl.control.state import unit_metrics
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.policies.reward_watch import Watched
 from agentrl.protocol.rows import UnitRow, UnitState
 from agentrl.steward.reward_watch import metrics
-from agentrl.steward.settings import RewardWatchSettings
 
 ENVIRONMENTS = 80
 RECORDS = [
@@ -27,7 +27,7 @@ def reported() -> Any:
     store = MetricStore()
     for records in ([], RECORDS):
         for number in range(ENVIRONMENTS):
-            store.update("steward-0", 1, metrics(f"e{number}", records, RewardWatchSettings(), ()), 1.0)
+            store.update("steward-0", 1, metrics(f"e{number}", records, RewardWatch(), ()), 1.0)
     row = UnitRow("steward-0", "steward", "steward", UnitState.READY)
     return cast(Any, SimpleNamespace(units={"steward-0": row}, metrics=store))
 

@@ -81,6 +81,10 @@ def test_a_repeated_call_rebuilds_once_with_its_last_try() -> None:
     assert ids(rebuilding_calls(call(1), others, {}, stateless=False)) == ["0.1000"]
 
 
+def test_a_second_try_whose_first_is_not_listed_rebuilds_in_the_order_of_its_call() -> None:
+    assert ids(rebuilding_calls(call(1), [call(0, 1), call(0, 1000)], {}, stateless=False)) == ["0.1000", "0.1"]
+
+
 @given(earlier, st.lists(earlier, max_size=12), st.booleans())
 def test_a_rebuild_has_only_earlier_calls_that_ran_and_change_something(
     replayed: EarlierCall, others: list[EarlierCall], stateless: bool

@@ -71,7 +71,7 @@ def everything(folder: Path) -> dict[str, Any]:
     plane = small_run.data_plane(steps=0)
     shop = plane["environments"]["shop"]
     shop |= {"difficulty": {"least": 0.0}, "repetition": {"calls": 1, "means": "warn"}}
-    shop |= {"context": {"strategy": "sliding_window"}}
+    shop |= {"context": {"strategy": "sliding_window"}, "watchers": ["exact"]}
     plane["environments"]["apart"] = {"code": "apart.py", "sandbox": {"required": False}}
     plane["tools"] |= {
         "functions": {"functions": "functions.py"},
@@ -92,6 +92,7 @@ def everything(folder: Path) -> dict[str, Any]:
         "curves": {"mlflow": {"server": NOWHERE}, "wandb": {"project": "none", "mode": "offline"}},
     }
     plane["evaluation"]["every"] = 1
+    plane["reward_watch"] = {"every_s": 1.0}
     plane["tracing"] = {"endpoint": f"{NOWHERE}/v1/traces", "token": "env:SOME_TOKEN"}
     plane["outside"] = {"port": free_port(), "tokens": {"somebody": "env:SOME_TOKEN"}}
     return plane | copy.deepcopy(LIVE)
