@@ -25,7 +25,7 @@ from agentrl.supervision.unit_slots import Slot
 SHOWN = 50
 """Incidents in the feed; the journal has all of them."""
 CHECK_EVERY_S = 60.0
-"""Time between two checks of the supervisor's invariants: with 1,000 units a check takes some milliseconds."""
+"""Time between two checks of the supervisor's invariants."""
 log = logging.getLogger(__name__)
 
 _WRITES_STACKS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
