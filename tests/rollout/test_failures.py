@@ -22,7 +22,7 @@ from agentrl.store.mongod_server import Mongod
 from tests.engines import unverified
 from tests.rollout.actors import Prompt
 from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools
-from tests.store.server import server_in
+from tests.store.mongod import server_in
 from tests.waiting import aeventually
 
 RUBBISH = {

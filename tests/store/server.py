@@ -10,25 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from agentrl.store import database, indexes, mongod_server
+from agentrl.store import database, indexes
 from agentrl.store.database import Database, Driver
-from agentrl.store.mongod_binary import find_mongod
-from agentrl.store.mongod_files import prepare
+from tests.store.mongod import server_in
 
 NAME = f"test-{os.getpid()}"
+"""The database of this process: lanes share a server, so this module is imported after the fork of a lane."""
 
 _indexed: set[str] = set()
 """The servers whose database of the session has its indexes."""
-
-
-def keep_trying(seconds: float) -> bool:
-    """The pause of `Mongod.bring_up` between two attempts."""
-    time.sleep(seconds)
-    return True
 
 
 @contextlib.contextmanager
@@ -40,22 +33,10 @@ def shared_server() -> Iterator[str]:
         yield url
 
 
-@contextlib.contextmanager
-def server_in(directory: Path) -> Iterator[tuple[mongod_server.Mongod, str]]:
-    """A server with its data in that directory, and its URL."""
-    files = prepare(directory)
-    server = mongod_server.Mongod(find_mongod(), files)
-    server.start()
-    try:
-        assert server.bring_up(keep_trying=keep_trying)
-        yield server, files.url
-    finally:
-        server.stop(within_s=20)
-
-
 @contextlib.asynccontextmanager
 async def empty_database(url: str, *, driver: Driver = "motor") -> AsyncIterator[Database]:
     """The database of this session, with its indexes and without documents."""
+    assert NAME.endswith(f"-{os.getpid()}"), "this module was imported before the fork, so lanes share a database"
     opened = database.connect(url, NAME, driver=driver, within_s=20)
     try:
         if url not in _indexed:

@@ -34,7 +34,7 @@ from agentrl.store.database_identity import IDENTITY_FILE
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, lock_holder, prepare
 from tests.disks import fill, small_disk
-from tests.store.server import keep_trying
+from tests.store.mongod import keep_trying
 from tests.unit.fake_coordinator import Counterpart, Process
 from tests.waiting import PATIENCE_S, aeventually
 

@@ -20,7 +20,7 @@ from agentrl.store.database import Database, Driver, StoreUnavailableError
 from agentrl.store.documents import Record, load
 from agentrl.store.mongod_server import Mongod, ServerDiedError
 from tests.store.flow import admit, claim_one, end, queue, sampler
-from tests.store.server import keep_trying, server_in
+from tests.store.mongod import keep_trying, server_in
 from tests.waiting import PATIENCE_S, aeventually, eventually
 
 WRITERS = 8

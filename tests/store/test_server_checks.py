@@ -28,7 +28,7 @@ from agentrl.store.mongod_files import MongoFiles, prepare
 from agentrl.store.mongod_server import Mongod, command
 from agentrl.store.server_checks import FOR_WIPE, NEEDED, Facts, Finding, findings
 from tests.store.certificates import CLIENT, Authority
-from tests.store.server import keep_trying
+from tests.store.mongod import keep_trying
 from tests.waiting import PATIENCE_S, eventually
 
 NAME = "a-run"

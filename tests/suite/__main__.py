@@ -168,7 +168,7 @@ def _options() -> argparse.Namespace:
 def _database(directory: Path) -> Iterator[None]:
     """One server for the tests of all lanes. Its files have no finalizer, which each fork would run at its end."""
     from tests.conftest import MONGO_URL
-    from tests.store.server import server_in
+    from tests.store.mongod import server_in
 
     with server_in(directory / "mongo") as (_, url):
         os.environ[MONGO_URL] = url

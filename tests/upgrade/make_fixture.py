@@ -29,7 +29,7 @@ from agentrl.host import cgroups
 from agentrl.store import database
 from tests.e2e.running import Run
 from tests.small_run import data_plane, write_data
-from tests.store.server import server_in
+from tests.store.mongod import server_in
 from tests.upgrade.restored_run import ARCHIVE, DATABASE, FACTS, RUNTIME, UNITS
 from tests.waiting import eventually
 

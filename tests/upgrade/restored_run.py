@@ -29,7 +29,7 @@ from agentrl.control.persistence.journal_schema import checksum
 from agentrl.host import procfs
 from agentrl.store import database
 from tests.e2e.running import Run
-from tests.store.server import server_in
+from tests.store.mongod import server_in
 
 RELEASE = Path(__file__).with_name("release_before")
 ARCHIVE, RUNTIME = RELEASE / "run.tar.xz", RELEASE / "unit_runtime.zip"

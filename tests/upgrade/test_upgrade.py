@@ -13,7 +13,7 @@ import pytest
 from agentrl.control.persistence import journal_schema
 from agentrl.errors import ExitCode
 from agentrl.store import accounting, database, schema
-from tests.store.server import server_in
+from tests.store.mongod import server_in
 from tests.upgrade.restored_run import RestoredRun
 from tests.waiting import eventually
 
