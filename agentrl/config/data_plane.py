@@ -265,7 +265,7 @@ class ToolServer(Section):
     """Who is to blame if a call takes too long."""
     crash_means: Blame = "infrastructure"
     """Who is to blame if the server dies during a call."""
-    try_again: Annotated[Flag, read_by("sampler")] = False
+    try_again: Annotated[Flag, read_by("sampler", "toolbox")] = False
     """A call that failed for infrastructure is repeated once in a new session. If it fails in the same way, and the
     tool works for other episodes, the policy is to blame. Only for tools that may be called twice."""
     effects: Annotated[dict[str, ToolEffect], read_by("steward", "sampler", "toolbox")] = Field(default_factory=dict)

@@ -103,7 +103,7 @@ ONLY_THERE = {
     "sampler": {"environments.*.context.model"},
     "toolbox": {
         *("tools.*.crash_means", "tools.*.effects", "tools.*.sandbox.image", "tools.*.timeout_means"),
-        *("outside.all_sessions", "outside.calls"),
+        *("outside.all_sessions", "outside.calls", "tools.*.try_again"),
     },
     "trainer": {"model.images.max_pixels", "training.warmup.recorded.most"},
 }
@@ -146,7 +146,11 @@ def test_each_setting_is_read_by_the_roles_that_it_declares_and_by_no_other(run:
         return True
 
     eventually(nothing_is_missing, within_s=UP_WITHIN_S, what="reads of all declared settings")
-    undeclared = {role: sorted(paths - declared[role]) for role, paths in read().items()}
+    # A change of `mongo` replaces every unit, and its variable goes to no unit, so its fields have no marks.
+    undeclared = {
+        role: sorted(path for path in paths - declared[role] if not path.startswith("mongo."))
+        for role, paths in read().items()
+    }
     assert not any(undeclared.values()), f"read and not declared: {undeclared}"
 
 
