@@ -179,7 +179,7 @@ class PlacedHosts:
             if not state.holds_units(host):
                 found.append(host)
             elif host not in state.run.draining_hosts:
-                self._context.happened(events.HostDrained(host=host, by="placement"))
+                self._context.happened(events.HostDrained(host=host, by=""))
         return found
 
     async def _work(self, missing: list[str], surplus: list[str]) -> None:

@@ -150,7 +150,7 @@ def host_drained(life: Lifecycle, event: events.HostDrained, now: float) -> None
     life.out += [Persist("run", ""), Publish("host", event.host)]
     for there in _on_host(life, event.host):
         for slot in members_with(life.state, there):
-            slot.desired_by = event.by
+            slot.desired_by = event.by or slot.desired_by
             life.touch(slot)
     life.recheck_pending()
 

@@ -73,7 +73,8 @@ class RestartWanted(OperatorEvent, frozen=True):
 
 
 class HostDrained(OperatorEvent, frozen=True):
-    """Drain the host, or allow units on it after a drain."""
+    """Drain the host, or allow units on it after a drain. Without an operation (`by`), the drain carries out an earlier
+    `up` that no longer names the host, so the units keep the aims of the operations that wait for them."""
 
     host: str
     draining: bool = True

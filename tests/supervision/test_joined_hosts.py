@@ -82,6 +82,21 @@ def test_silent_host_is_forgotten_once_it_holds_no_unit() -> None:
     assert "b" not in world.supervisor.state.hosts
 
 
+def test_drain_of_a_host_that_an_up_removed_leaves_the_units_to_that_up() -> None:
+    """Otherwise `up` would end as superseded whenever a unit is still on the host that it removes."""
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", 1, hosts=("b",)),), by="first"))
+    world.quiesce()
+    world.handle(events.Applied(specs=(spec("web", 1, hosts=("a",)),), by="up"))
+    world.handle(events.HostDrained(host="b", by=""))
+    slot = world.supervisor.state.slots["web-0"]
+    assert (slot.host, slot.desired_by) == ("b", "up"), "the unit has not ended there yet"
+    world.quiesce()
+    assert (slot.state, slot.host, slot.desired_by) == (UnitState.READY, "a", "up")
+    world.handle(events.HostDrained(host="a", by="drain"))
+    assert slot.desired_by == "drain"
+
+
 def test_forgotten_host_leaves_neither_its_drain_nor_its_report_to_the_next_machine() -> None:
     world = World()
     world.handle(events.Applied(specs=(spec("web", 1, hosts=("b",)),), by="up"))
